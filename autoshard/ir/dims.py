@@ -1,0 +1,47 @@
+"""Named dimensions and parameters: the nouns in which fused ops are described."""
+
+import math
+from dataclasses import dataclass
+
+from autoshard.units import dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dim:
+    """A named tensor dimension.
+
+    ``name`` is the role in the model (``hidden``, ``heads``, ``kv_heads``, ``head_dim``, ``intermediate``,
+    ``experts``, ``vocab``); ``size`` the number of elements.
+    """
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        assert self.size > 0, f"dimension {self.name} has size {self.size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """One parameter tensor of the model.
+
+    ``fqn`` is the name in the first instance of its block (``model.layers.0.mlp.gate.weight``). ``role`` says what it
+    is to its fused op: ``weight`` or ``bias``. ``shared_with`` names the parameter that owns the storage when this
+    one is an alias of it (tied embeddings); an alias adds nothing to the parameter count.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str = "weight"
+    shared_with: str | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, aliases included."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the full tensor."""
+        return self.numel * dtype_bytes(self.dtype)

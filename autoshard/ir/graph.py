@@ -1,0 +1,114 @@
+"""The operator graph of a model: a prologue, repeated blocks of fused ops, an epilogue."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from autoshard.ir.dims import Param
+from autoshard.ir.ops import Attention, ExpertsLinear, FusedOp
+from autoshard.units import dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A kind of block and where it stands in the model.
+
+    ``instances`` are the module prefixes of its repeats in model order (``model.layers.0``, ...); a prologue or
+    epilogue has the single instance ``""``. ``ops`` are in execution order and carry the names of the first instance.
+    """
+
+    name: str
+    ops: tuple[FusedOp, ...]
+    instances: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        names = [op.name for op in self.ops]
+        assert len(set(names)) == len(names), f"op names of block {self.name} repeat: {names}"
+
+    @property
+    def repeat(self) -> int:
+        """How many times the block stands in the model."""
+        return len(self.instances)
+
+    def fqn(self, name: str, instance: int) -> str:
+        """``name`` (an FQN in the first instance) as it is called in another instance."""
+        first, other = self.instances[0], self.instances[instance]
+        if name == first or name.startswith(first + "."):
+            return other + name[len(first) :]
+        return name
+
+    def op(self, name: str) -> FusedOp:
+        """The op called ``name``. Raises KeyError if there is none."""
+        for op in self.ops:
+            if op.name == name:
+                return op
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    """A traced model.
+
+    ``layers`` gives, in model order, the index into ``blocks`` of every layer. The sum of parameters over the graph
+    equals the model's, exactly (aliases counted once).
+    """
+
+    model_name: str
+    model_class: str
+    dtype: str
+    prologue: Block
+    blocks: tuple[Block, ...]
+    epilogue: Block
+    layers: tuple[int, ...]
+
+    def components(self) -> tuple[Block, ...]:
+        """Prologue, every kind of block, epilogue."""
+        return (self.prologue, *self.blocks, self.epilogue)
+
+    def all_ops(self) -> Iterator[tuple[Block, FusedOp]]:
+        """Every (block, op) once, not repeated."""
+        for block in self.components():
+            for op in block.ops:
+                yield block, op
+
+    def parameters(self) -> Iterator[tuple[Block, FusedOp, int, Param]]:
+        """Every parameter of the full model as (block, op, instance, param with its instance's FQN)."""
+        for block in self.components():
+            for i in range(block.repeat):
+                for op in block.ops:
+                    for p in op.params:
+                        shared = None if p.shared_with is None else block.fqn(p.shared_with, i)
+                        yield block, op, i, replace(p, fqn=block.fqn(p.fqn, i), shared_with=shared)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole model, aliases counted once."""
+        return sum(b.repeat * op.num_parameters for b, op in self.all_ops())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Elements a token uses: routed experts count top_k of their number; an embedding table counts in full."""
+        total = 0
+        for b, op in self.all_ops():
+            n = op.num_parameters
+            if isinstance(op, ExpertsLinear):
+                n = n * op.top_k // op.experts.size
+            total += b.repeat * n
+        return total
+
+    def flops(self, tokens: float = 1.0, context: float = 0.0) -> float:
+        """FLOPs of the whole model for ``tokens`` tokens, each seeing ``context`` keys."""
+        return sum(b.repeat * op.flops(tokens, context) for b, op in self.all_ops())
+
+    def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
+        """KV-cache bytes of one token over all layers (unsharded, before any window)."""
+        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, Attention))
+        return elements * dtype_bytes(kv_dtype)
+
+    def structural_hash(self) -> str:
+        """Identity of the structure: op kinds, dims, edges and parameter names and shapes; not the model's name."""
+        data = asdict(self)
+        data.pop("model_name")
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

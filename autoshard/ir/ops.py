@@ -1,0 +1,211 @@
+"""Fused operators: what one step of the model computes, with named dimensions and closed forms for its work.
+
+A fused op consumes the outputs of other fused ops (``inputs``, by name; ``"input"`` is the residual entering the
+block), owns its parameters, and produces exactly one tensor of shape (tokens, feature), known by the op's name.
+FLOPs count a multiply-add as two. Work is linear in ``tokens`` except for attention, which adds a term in
+tokens x context. What a serving engine executes is meant: top-k experts only, causal attention, absorbed nothing.
+
+Positions in the parameter tensors are part of the contract:
+
+========== ==================================================================================
+linear     weight (out, in), bias (out)            -- ``torch.nn.Linear`` order
+embedding  weight (vocab, hidden)
+router     weight (experts, hidden)
+experts_*  weight (experts, out, in), or (experts, in, out) if ``transposed``; bias (experts, out)
+norm       weight / bias (width)
+========== ==================================================================================
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autoshard.ir.dims import Dim, Param
+
+BLOCK_INPUT = "input"
+"""Name of the tensor that enters a block: the residual stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Op:
+    """What every fused op has.
+
+    ``name`` is unique in its block and canonical (it follows from the role, not from module names). ``fqn`` is the
+    module that owns the op in the first instance of the block. ``signature`` is einops-like, for people.
+    ``follows`` names the op whose sharding choice this one shares (q/k norms follow the attention core).
+    """
+
+    name: str
+    fqn: str
+    inputs: tuple[str, ...]
+    params: tuple[Param, ...] = ()
+    signature: str = ""
+    follows: str | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters that are not aliases."""
+        return sum(p.numel for p in self.params if p.shared_with is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding(_Op):
+    """Token look-up, ``t, v h -> t h``."""
+
+    kind: Literal["embedding"] = "embedding"
+    vocab: Dim
+    hidden: Dim
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """Zero: a gather."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm(_Op):
+    """RMSNorm or LayerNorm over the last dim.
+
+    ``width`` is the feature width of the tensor. ``group`` is the width of one normalised row: equal to ``width`` for
+    a norm over the hidden size, ``head_dim`` for per-head q/k norms. ``num_statistics`` is 1 for RMSNorm and 2 for
+    LayerNorm; ``centered`` is False for RMSNorm.
+    """
+
+    kind: Literal["norm"] = "norm"
+    width: Dim
+    group: int
+    num_statistics: int = 1
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """About four operations per element."""
+        return 4.0 * tokens * self.width.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(_Op):
+    """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v)."""
+
+    kind: Literal["linear"] = "linear"
+    in_dim: Dim
+    out_dim: Dim
+    packed: int = 1
+    is_head: bool = False
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """``2 t k n``."""
+        return 2.0 * tokens * self.in_dim.size * self.out_dim.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(_Op):
+    """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
+
+    ``window`` limits the context a token sees.
+    """
+
+    kind: Literal["attention"] = "attention"
+    heads: Dim
+    kv_heads: Dim
+    qk_dim: int
+    v_dim: int
+    window: int | None = None
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:
+        """``2 t ctx heads (qk_dim + v_dim)`` with ``ctx`` the mean number of keys a token attends to."""
+        seen = context if self.window is None else min(context, float(self.window))
+        return 2.0 * tokens * seen * self.heads.size * (self.qk_dim + self.v_dim)
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Cached elements per token and layer: keys and values of all kv heads."""
+        return self.kv_heads.size * (self.qk_dim + self.v_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router(_Op):
+    """Scores of every expert and the choice of ``top_k``: ``t h, e h -> t e -> t k``."""
+
+    kind: Literal["router"] = "router"
+    hidden: Dim
+    experts: Dim
+    top_k: int
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """``2 t h e``."""
+        return 2.0 * tokens * self.hidden.size * self.experts.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsLinear(_Op):
+    """One matrix of every routed expert, on the (token, expert) pairs: ``(t k) i, e o i -> (t k) o``.
+
+    ``stage`` is ``"up"`` (reads the tokens; its inputs are the token tensor and the router) or ``"down"`` (reads the
+    activation; its output is the weighted sum over a token's experts). ``packed`` = 2 when gate and up share the
+    tensor: side by side, or alternating if ``interleaved``.
+    """
+
+    kind: Literal["experts"] = "experts"
+    stage: Literal["up", "down"]
+    experts: Dim
+    in_dim: Dim
+    out_dim: Dim
+    top_k: int
+    packed: int = 1
+    interleaved: bool = False
+    transposed: bool = False
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """``2 t k i o``."""
+        return 2.0 * tokens * self.top_k * self.in_dim.size * self.out_dim.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation(_Op):
+    """Pointwise non-linearity between up and down.
+
+    ``width`` is the output width, ``num_inputs_wide`` how many times that width enters (2 for gated). ``top_k`` is
+    the number of rows per token (1 for a dense MLP, the experts per token for a routed one).
+    """
+
+    kind: Literal["activation"] = "activation"
+    width: Dim
+    num_inputs_wide: int = 1
+    top_k: int = 1
+    routed: bool = False
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """About four operations per output element."""
+        return 4.0 * tokens * self.top_k * self.width.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add(_Op):
+    """Residual addition; inputs are (residual, branch). It follows the plan's residual layout, never has a choice."""
+
+    kind: Literal["add"] = "add"
+    width: Dim
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """One per element."""
+        return tokens * self.width.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opaque(_Op):
+    """Something the tracer does not understand. It runs replicated, with the FLOPs its traced nodes have."""
+
+    kind: Literal["opaque"] = "opaque"
+    width: Dim
+    flops_per_token: float = 0.0
+    reason: str = ""
+
+    def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
+        """As traced."""
+        return self.flops_per_token * tokens
+
+
+FusedOp = Annotated[
+    Embedding | Norm | Linear | Attention | Router | ExpertsLinear | Activation | Add | Opaque,
+    Field(discriminator="kind"),
+]
+"""Any fused op; the discriminator is ``kind``."""

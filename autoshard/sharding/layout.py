@@ -1,0 +1,106 @@
+"""Layouts of an activation over one mesh axis, and the steps that change them.
+
+A tensor between two fused ops has rows (tokens) and one feature dim (hidden, heads, intermediate, vocab, experts).
+Over the axis its op is sharded on, the tensor is replicated, sharded on the feature dim, or a partial sum. A `Step`
+is one collective (or a free local slice) over one axis. Steps are symbolic in the degrees, so that the same list
+is priced for many strategies at once by the simulator, written into a plan, and executed by the ranks.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Axis = Literal["dp", "tp", "ep", "etp", "tp_ep", "tp_etp", "dp_ep", "dp_etp", "tp_kv", "tp_rep"]
+"""A named direction of the mesh of one pipeline stage; ``tp_ep`` is the part of tp that is also in ep, and so on."""
+
+StepKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice"]
+Rows = Literal["local", "group", "pairs"]
+"""``local``: tokens of one dp rank; ``group``: tokens of all dp ranks; ``pairs``: group tokens x experts per token."""
+
+
+class Layout(StrEnum):
+    """Placement of an activation over one axis."""
+
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+    PARTIAL = "partial"
+
+
+R, S, P = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One collective over ``axis``, or a local ``slice``.
+
+    The payload is the tensor as nccl-tests counts it: the buffer of an all_reduce, the gathered output of an
+    all_gather, the total input of a reduce_scatter. It has ``rows`` rows of ``width`` activation elements plus
+    ``statistics`` elements (float32, or float64 when activations are) and ``indices`` int32 elements, divided by the
+    sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced; ``packed`` parts of the feature dim are
+    handled side by side (gate|up).
+    """
+
+    kind: StepKind
+    axis: Axis
+    rows: Rows
+    width: int
+    dim: Literal["feature", "token"] = "feature"
+    split: tuple[Axis, ...] = ()
+    statistics: int = 0
+    indices: int = 0
+    packed: int = 1
+
+    def row_bytes(self, activation_bytes: float) -> float:
+        """Bytes of one row of the undivided payload."""
+        statistic_bytes = max(4.0, activation_bytes)
+        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAxes:
+    """The axes a tensor's layouts refer to.
+
+    ``shard`` is the axis of a sharded layout; ``rest`` completes it to the axis of a partial layout when the feature
+    dim can only be split over a part of it (key/value heads fewer than tp: ``shard`` = tp_kv, ``rest`` = tp_rep).
+    """
+
+    shard: Axis
+    full: Axis
+    rest: Axis | None = None
+
+
+TP = TensorAxes(shard="tp", full="tp")
+KV = TensorAxes(shard="tp_kv", full="tp", rest="tp_rep")
+ETP = TensorAxes(shard="etp", full="etp")
+
+
+def redistribute(
+    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int = 1
+) -> tuple[Step, ...]:
+    """Steps that bring a (rows, width) tensor from ``src`` to ``dst`` over its axes.
+
+    ====================== ===========================================
+    partial -> replicated  all_reduce
+    partial -> sharded     reduce_scatter (then all_reduce over ``rest``)
+    sharded -> replicated  all_gather
+    replicated -> sharded  slice, free
+    ====================== ===========================================
+
+    ``dst`` may not be partial unless ``src`` is: nothing is ever made partial on purpose.
+    """
+    if src == dst:
+        return ()
+    if dst is P:
+        raise AssertionError(f"cannot go from {src} to partial")
+    if src is P and dst is R:
+        return (Step(kind="all_reduce", axis=axes.full, rows=rows, width=width, packed=packed),)
+    if src is P:
+        scatter = Step(kind="reduce_scatter", axis=axes.shard, rows=rows, width=width, packed=packed)
+        if axes.rest is None:
+            return (scatter,)
+        tail = Step(
+            kind="all_reduce", axis=axes.rest, rows=rows, width=width, split=(axes.shard,), packed=packed
+        )
+        return (scatter, tail)
+    kind: StepKind = "all_gather" if src is S else "slice"
+    return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed),)

@@ -1,0 +1,189 @@
+"""Which degrees and choices are legal for a model, each with the rule it breaks. Physics only, no engine's rules."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoshard.errors import InvalidInputError
+from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, Norm, OpGraph
+from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
+from autoshard.sharding.layout import Layout
+from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.space import free_ops, option_axis, options
+from autoshard.sharding.strategy import RESIDUAL, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A rule that is broken: its name, the values, and one sentence."""
+
+    rule: str
+    values: tuple[tuple[str, int], ...]
+    message: str
+
+
+def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
+    """Distinct (query heads, kv heads) of the model's attention cores."""
+    found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
+    return tuple(sorted(found))
+
+
+def expert_counts(graph: OpGraph) -> tuple[int, ...]:
+    """Distinct numbers of routed experts; empty for a dense model."""
+    return tuple(sorted({op.experts.size for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)}))
+
+
+def kv_split_of(graph: OpGraph, tp: int) -> int:
+    """How many ways tp splits the kv heads (all attention cores of a model split alike, or tp is illegal)."""
+    return min((kv_split(tp, kv) for _, kv in attention_heads(graph)), default=tp)
+
+
+def mesh_of(graph: OpGraph, degrees: Degrees) -> StageMesh:
+    """The refined stage mesh of a model at given degrees."""
+    return stage_mesh(degrees.dp, degrees.tp, degrees.ep, kv_split_of(graph, degrees.tp))
+
+
+def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tuple[Reason, ...]:
+    """Every rule that these degrees break; empty when they are legal.
+
+    Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them), experts divide by ep, a
+    stage has at least one layer, and dp, ep and the kv split must nest.
+    """
+    found = []
+    for heads, kv in attention_heads(graph):
+        if heads % tp:
+            near = [d for d in range(1, heads + 1) if heads % d == 0]
+            best = min(near, key=lambda d: (abs(d - tp), d))
+            found.append(
+                Reason(
+                    rule="heads % tp",
+                    values=(("heads", heads), ("tp", tp)),
+                    message=f"tp={tp} does not divide {heads} attention heads; nearest tp that does: {best}",
+                )
+            )
+        elif kv % tp and tp % kv:
+            near = [d for d in range(1, heads + 1) if heads % d == 0 and (kv % d == 0 or d % kv == 0)]
+            best = min(near, key=lambda d: (abs(d - tp), d))
+            found.append(
+                Reason(
+                    rule="kv_heads vs tp",
+                    values=(("kv_heads", kv), ("tp", tp)),
+                    message=f"{kv} kv heads neither divide by tp={tp} nor divide it; nearest tp that works: {best}",
+                )
+            )
+    for experts in expert_counts(graph):
+        if experts % ep:
+            near = [d for d in range(1, experts + 1) if experts % d == 0]
+            best = min(near, key=lambda d: (abs(d - ep), d))
+            found.append(
+                Reason(
+                    rule="experts % ep",
+                    values=(("experts", experts), ("ep", ep)),
+                    message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
+                )
+            )
+    if not expert_counts(graph) and ep != dp:
+        found.append(
+            Reason(
+                rule="dense ep",
+                values=(("ep", ep), ("dp", dp)),
+                message=f"ep={ep} on a model without experts; leave it out (it is dp={dp} by convention)",
+            )
+        )
+    if pp > len(graph.layers):
+        found.append(
+            Reason(
+                rule="layers vs pp",
+                values=(("layers", len(graph.layers)), ("pp", pp)),
+                message=f"pp={pp} stages for {len(graph.layers)} layers; at most {len(graph.layers)}",
+            )
+        )
+    if not found:
+        try:
+            stage_mesh(dp, tp, ep, kv_split_of(graph, tp))
+        except InvalidInputError as error:
+            found.append(Reason(rule="mesh nesting", values=(("dp", dp), ("tp", tp), ("ep", ep)), message=str(error)))
+    return tuple(found)
+
+
+def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp) -> str | None:
+    """Why an option is not offered at axis ``sizes``; None if it is."""
+    axis = option_axis(option)
+    if axis is not None and sizes[axis] == 1:
+        return f"same as replicated at {axis}=1"
+    for size, over, what in option.divides:
+        if size % sizes[over]:
+            return f"{what} {size} does not divide by {over}={sizes[over]}"
+    if isinstance(op, Norm) and op.follows is None and option.choice == 0 and residual is not Layout.SHARDED:
+        return "the residual is replicated"
+    return None
+
+
+def axis_sizes(mesh: StageMesh) -> dict[str, int]:
+    """Size of every axis of a stage mesh."""
+    return {axis: mesh.size(axis) for axis, _ in mesh.views}
+
+
+def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
+    """The key of the choice that decides an op: its own, that of the op it follows, or of the op it shares weights with.
+
+    A tied head has the embedding's choice: 0 splits the vocabulary of both, 1 the hidden dim.
+    """
+    if op.follows is not None:
+        return f"{block.name}/{op.follows}"
+    shared = {p.shared_with for p in op.params if p.shared_with is not None}
+    for other, owner in graph.all_ops() if shared else ():
+        if any(p.fqn in shared and p.shared_with is None for p in owner.params):
+            return f"{other.name}/{owner.name}"
+    return f"{block.name}/{op.name}"
+
+
+def choice_keys(graph: OpGraph) -> tuple[str, ...]:
+    """Every key a strategy may have, in graph order, `RESIDUAL` first."""
+    own = [f"{b.name}/{op.name}" for b in graph.components() for op in free_ops(b)]
+    decided = {choice_key(graph, b, op) for b in graph.components() for op in free_ops(b)}
+    return (RESIDUAL, *(key for key in own if key in decided))
+
+
+def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str, Option]:
+    """The option every op of a block takes under a strategy; an op without a choice of its own takes its leader's."""
+    found: dict[str, Option] = {}
+    for op in block.ops:
+        offered = {o.choice: o for o in options(block, op)}
+        if not offered:
+            continue
+        choice = strategy.choice(choice_key(graph, block, op))
+        found[op.name] = offered[choice] if choice in offered else offered[None]
+    return found
+
+
+def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
+    """Every rule a strategy breaks: degrees first, then each choice that is not offered at these degrees."""
+    d = strategy.degrees
+    found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep))
+    if found:
+        return tuple(found)
+    sizes = axis_sizes(mesh_of(graph, d))
+    keys = choice_keys(graph)
+    for key, choice in strategy.choices:
+        if key not in keys:
+            found.append(Reason(rule="known op", values=(), message=f"no op {key!r}; there are {', '.join(keys)}"))
+    for block in graph.components():
+        for name, option in chosen_options(graph, block, strategy).items():
+            op = block.op(name)
+            why = option_illegal(option, sizes, strategy.residual, op)
+            wanted: Choice = strategy.choice(choice_key(graph, block, op))
+            if why is None and option.choice != wanted:
+                why = "the op has no such choice"
+            if why is not None:
+                message = f"choice {wanted} of {block.name}/{name}: {why}"
+                found.append(Reason(rule="choice", values=tuple(sorted(sizes.items())), message=message))
+    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=d.tp)
+    if strategy.residual is Layout.SHARDED and (d.tp == 1 or width % d.tp):
+        found.append(
+            Reason(
+                rule="residual",
+                values=(("hidden", width), ("tp", d.tp)),
+                message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
+            )
+        )
+    return tuple(found)

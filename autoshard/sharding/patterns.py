@@ -1,0 +1,65 @@
+"""Named patterns of choices: Megatron's, the two all-gather ones of the paper, everything replicated.
+
+A pattern is a choice per *role*, filled into any model by what the op is, not by its name; a choice that is not
+offered at the given degrees becomes "replicated".
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, FusedOp, Linear, Norm, OpGraph, Router
+from autoshard.sharding.degrees import Degrees
+from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
+from autoshard.sharding.option import Choice
+from autoshard.sharding.space import consumers, free_ops, options
+from autoshard.sharding.strategy import RESIDUAL, Strategy
+
+Role = Literal["embed", "norm", "in", "core", "out", "router", "act", "head"]
+"""``in``: matrices read from the residual side (q, k, v, gate, up, experts_up); ``out``: those that go back to it."""
+
+PATTERNS: Mapping[str, Mapping[Role, Choice]] = {
+    # column- then row-parallel, one all_reduce per half block
+    "megatron": {"embed": 0, "in": 0, "core": 0, "out": 1, "act": 0, "head": 0},
+    # the second matrix split on its output, all_gather between the two and after
+    "gather_out": {"embed": 1, "in": 0, "core": 0, "out": 0, "act": 0, "head": 0},
+    # both split on what they contract: partial sums reduced between the two and after
+    "gather_in": {"embed": 1, "in": 1, "core": 0, "out": 1, "act": 0, "router": 1, "head": 1},
+    "replicated": {},
+}
+
+
+def role_of(block: Block, op: FusedOp) -> Role:
+    """The role of an op by what it is and what reads it."""
+    match op:
+        case Embedding():
+            return "embed"
+        case Norm():
+            return "norm"
+        case Attention():
+            return "core"
+        case Router():
+            return "router"
+        case Activation():
+            return "act"
+        case ExpertsLinear():
+            return "in" if op.stage == "up" else "out"
+        case Linear() if op.is_head:
+            return "head"
+        case _:
+            readers = [reader for reader, _ in consumers(block, op.name)]
+            return "out" if any(reader.kind == "add" for reader in readers) else "in"
+
+
+def pattern_strategy(graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None) -> Strategy:
+    """The strategy of a named pattern at given degrees. Raises KeyError for an unknown pattern."""
+    roles = PATTERNS[pattern]
+    sizes = axis_sizes(mesh_of(graph, degrees))
+    chosen: dict[str, Choice] = {RESIDUAL: residual if degrees.tp > 1 else None}
+    layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
+    for block in graph.components():
+        for op in free_ops(block):
+            role = role_of(block, op)
+            wanted = residual if role == "norm" else roles.get(role)
+            legal = {o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None}
+            chosen.setdefault(choice_key(graph, block, op), wanted if wanted in legal else None)
+    return Strategy(degrees=degrees, choices=tuple(chosen.items()))

@@ -1,0 +1,95 @@
+"""Where every parameter goes: a placement per dim of its submesh, without torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autoshard.ir import ExpertsLinear, OpGraph, Param
+from autoshard.sharding.degrees import StageMesh
+from autoshard.sharding.legality import chosen_options, mesh_of
+from autoshard.sharding.option import Option
+from autoshard.sharding.strategy import Strategy
+from autoshard.units import dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Placement over one mesh dim: ``replicate``, or ``shard`` of tensor dim ``dim`` in ``packed`` parts alike.
+
+    ``packed`` = 1 is torch's ``Shard(dim)``; more is ``_StridedShard(dim, split_factor=packed)``: each of the parts
+    that lie side by side in the dim (gate|up) is split over the ranks.
+    """
+
+    kind: Literal["replicate", "shard"] = "replicate"
+    dim: int = 0
+    packed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamPlacement:
+    """A parameter (its FQN in every instance of its block) on a submesh of the stage."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    mesh_dims: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    shared_with: str | None = None
+
+    def local_shape(self, mesh: StageMesh) -> tuple[int, ...]:
+        """Shape of one rank's part."""
+        shape = list(self.shape)
+        for axis, placement in zip(self.mesh_dims, self.placements, strict=True):
+            if placement.kind == "shard":
+                shape[placement.dim] //= mesh.size(axis)  # type: ignore[arg-type]
+        return tuple(shape)
+
+    def local_bytes(self, mesh: StageMesh) -> int:
+        """Bytes of one rank's part; an alias has none."""
+        if self.shared_with is not None:
+            return 0
+        count = 1
+        for n in self.local_shape(mesh):
+            count *= n
+        return round(count * dtype_bytes(self.dtype))
+
+
+def place(param: Param, position: int, option: Option | None, mesh: StageMesh, *, experts: bool) -> ParamPlacement:
+    """Placement of the parameter at ``position`` of an op under its option.
+
+    Experts live on (ep, etp), everything else on (dp, tp); a split by kv heads needs (dp, tp_kv, tp_rep) where kv
+    heads are copied.
+    """
+    shardings = () if option is None or position >= len(option.params) else option.params[position]
+    dims: tuple[str, ...] = ("ep", "etp") if experts else ("dp", "tp")
+    by_axis = {s.axis: s for s in shardings}
+    if "tp_kv" in by_axis:
+        if mesh.size("tp_rep") > 1:
+            dims = ("dp", "tp_kv", "tp_rep")
+        else:
+            by_axis["tp"] = by_axis.pop("tp_kv")
+    placements = tuple(
+        Placement(kind="shard", dim=by_axis[axis].dim, packed=by_axis[axis].packed)  # type: ignore[index]
+        if axis in by_axis
+        else Placement()
+        for axis in dims
+    )
+    return ParamPlacement(
+        fqn=param.fqn,
+        shape=param.shape,
+        dtype=param.dtype,
+        mesh_dims=dims,
+        placements=placements,
+        shared_with=param.shared_with,
+    )
+
+
+def place_all(graph: OpGraph, strategy: Strategy) -> tuple[ParamPlacement, ...]:
+    """Placements of every parameter of the model, each exactly once, in graph order."""
+    mesh = mesh_of(graph, strategy.degrees)
+    chosen = {b.name: chosen_options(graph, b, strategy) for b in graph.components()}
+    found = []
+    for block, op, instance, param in graph.parameters():
+        index = next(i for i, p in enumerate(op.params) if block.fqn(p.fqn, instance) == param.fqn)
+        option = chosen[block.name].get(op.name)
+        found.append(place(param, index, option, mesh, experts=isinstance(op, ExpertsLinear)))
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""Routed experts: always split over ep on the expert dim; within it, {0, 1, none} over etp like any matrix.
+
+The yield is over etp only. What the down matrix yields is besides always a partial sum over ep, because a rank only
+adds its own experts' share; `autoshard.sharding.moe` brings both together.
+"""
+
+from autoshard.ir import ExpertsLinear
+from autoshard.sharding.layout import P, R, S, TensorAxes
+from autoshard.sharding.option import Option, ParamSharding
+
+
+def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
+    """Choices of one experts matrix over ``axes`` (etp)."""
+    axis = axes.shard
+    expert = ParamSharding(axis="ep", dim=0)
+    out_dim, in_dim = (2, 1) if op.transposed else (1, 2)
+
+    def placed(choice: int) -> tuple[tuple[ParamSharding, ...], ...]:
+        found = []
+        for p in op.params:
+            if p.role == "bias":
+                own = (ParamSharding(axis=axis, dim=1, packed=1 if op.interleaved else op.packed),)
+                found.append((expert, *own) if choice == 0 else (expert,))
+            elif choice == 0:
+                packed = 1 if op.interleaved else op.packed
+                found.append((expert, ParamSharding(axis=axis, dim=out_dim, packed=packed)))
+            else:
+                found.append((expert, ParamSharding(axis=axis, dim=in_dim)))
+        return tuple(found)
+
+    second = (R,) * (len(op.inputs) - 1)  # the router's scores
+    whole = (op.experts.size, "ep", "experts")
+    return (
+        Option(
+            choice=0,
+            needs=(R, *second),
+            yields=S,
+            params=placed(0),
+            divides=(whole, (op.out_dim.size // op.packed, axis, op.out_dim.name)),  # type: ignore[arg-type]
+            split_out=axis,
+        ),
+        Option(
+            choice=1,
+            needs=(S, *second),
+            yields=P,
+            params=placed(1),
+            divides=(whole, (op.in_dim.size, axis, op.in_dim.name)),  # type: ignore[arg-type]
+            split_in=axis,
+        ),
+        Option(
+            choice=None,
+            needs=(R, *second),
+            yields=R,
+            params=tuple((expert,) for _ in op.params),
+            divides=(whole,),  # type: ignore[arg-type]
+        ),
+    )

@@ -1,0 +1,28 @@
+"""A norm: 0 keeps the feature dim sharded, none replicates.
+
+A row that lies on several ranks needs the mean (and the mean of squares for LayerNorm) over them: one small
+all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms have whole rows on a rank.
+"""
+
+from autoshard.ir import Norm
+from autoshard.sharding.layout import R, S, Step, TensorAxes
+from autoshard.sharding.option import Option, ParamSharding
+
+
+def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
+    """Choices of a norm over a tensor on ``axes``."""
+    axis = axes.shard
+    whole_row = op.group == op.width.size
+    statistics = Step(kind="all_reduce", axis=axis, rows="local", width=0, statistics=op.num_statistics)
+    return (
+        Option(
+            choice=0,
+            needs=(S,),
+            yields=S,
+            params=tuple((ParamSharding(axis=axis, dim=0),) if whole_row else () for _ in op.params),
+            internal=(statistics,) if whole_row else (),
+            divides=((op.width.size // (1 if whole_row else op.group), axis, op.width.name),),
+            split_out=axis,
+        ),
+        Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params)),
+    )

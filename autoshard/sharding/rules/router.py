@@ -1,0 +1,35 @@
+"""Router: like a linear, but the choice of experts needs all scores, so it always delivers them replicated."""
+
+from autoshard.ir import Router
+from autoshard.sharding.layout import R, S, Step, TensorAxes
+from autoshard.sharding.option import Option, ParamSharding
+
+
+def options(op: Router, axes: TensorAxes) -> tuple[Option, ...]:
+    """Choices of a router over tokens on ``axes``."""
+    axis = axes.shard
+    gather = Step(kind="all_gather", axis=axis, rows="local", width=op.experts.size)
+    reduce = Step(kind="all_reduce", axis=axis, rows="local", width=op.experts.size)
+    rows = tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params)
+    columns = tuple((ParamSharding(axis=axis, dim=1),) if p.role == "weight" else () for p in op.params)
+    return (
+        Option(
+            choice=0,
+            needs=(R,),
+            yields=R,
+            params=rows,
+            internal=(gather,),
+            divides=((op.experts.size, axis, "experts"),),
+            split_out=axis,
+        ),
+        Option(
+            choice=1,
+            needs=(S,),
+            yields=R,
+            params=columns,
+            internal=(reduce,),
+            divides=((op.hidden.size, axis, "hidden"),),
+            split_in=axis,
+        ),
+        Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params)),
+    )

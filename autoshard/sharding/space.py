@@ -1,0 +1,100 @@
+"""Which choices each fused op has, and why one is missing.
+
+An option is offered where every width it splits divides by its axis. Options that mean the same at degree one are
+one: over an axis of size one only "replicated" is left (the residual and norms likewise).
+"""
+
+from collections.abc import Sequence
+
+from autoshard.ir import (
+    Activation,
+    Add,
+    Attention,
+    Block,
+    Embedding,
+    ExpertsLinear,
+    FusedOp,
+    Linear,
+    Norm,
+    Opaque,
+    Router,
+)
+from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
+from autoshard.sharding.option import Option
+from autoshard.sharding.rules import attention, embedding, experts, linear, norm, pointwise, router
+
+
+def consumers(block: Block, name: str) -> list[tuple[FusedOp, int]]:
+    """The ops of the block that read the tensor ``name``, with the position among their inputs."""
+    return [(op, i) for op in block.ops for i, source in enumerate(op.inputs) if source == name]
+
+
+def tensor_axes(block: Block, op: FusedOp) -> TensorAxes:
+    """The axes of an op's output: etp inside routed experts, the kv split for keys and values, tp otherwise."""
+    if isinstance(op, ExpertsLinear) or (isinstance(op, Activation) and op.routed):
+        return ETP
+    if isinstance(op, Linear | Norm):
+        for reader, position in consumers(block, op.name):
+            if isinstance(reader, Attention) and position > 0:
+                return KV
+            if isinstance(reader, Norm) and reader.follows is not None and tensor_axes(block, reader) == KV:
+                return KV
+    return TP
+
+
+def tensor_rows(op: FusedOp) -> Rows:
+    """Rows of an op's output."""
+    routed = isinstance(op, ExpertsLinear) or (isinstance(op, Activation) and op.routed)
+    return "pairs" if routed else "local"
+
+
+def tensor_width(op: FusedOp) -> int:
+    """Feature width of an op's output, unsharded."""
+    match op:
+        case Embedding():
+            return op.hidden.size
+        case Linear() | ExpertsLinear():
+            return op.out_dim.size
+        case Attention():
+            return op.heads.size * op.v_dim
+        case Router():
+            return op.experts.size
+        case Norm() | Activation() | Add() | Opaque():
+            return op.width.size
+
+
+def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
+    """Every option of an op, legal or not at given degrees. An `Add` has none: it follows the residual."""
+    axes = tensor_axes(block, op)
+    match op:
+        case Embedding():
+            return embedding.options(op, axes)
+        case Norm():
+            return norm.options(op, axes)
+        case Linear():
+            return linear.options(op, axes)
+        case Attention():
+            return attention.options(op, axes)
+        case Router():
+            return router.options(op, axes)
+        case ExpertsLinear():
+            return experts.options(op, axes)
+        case Activation() | Opaque():
+            return pointwise.options(op, axes)
+        case Add():
+            return ()
+
+
+def option_axis(option: Option) -> Axis | None:
+    """The axis an option splits its op over; None for a replicated one."""
+    if option.choice is None:
+        return None
+    if option.split_in or option.split_out:
+        return option.split_in or option.split_out
+    return next(s.axis for shards in option.params for s in shards)
+
+
+def free_ops(block: Block) -> Sequence[FusedOp]:
+    """Ops with a choice of their own: not adds, not those that follow another op, not opaque ones."""
+    return [op for op in block.ops if op.follows is None and not isinstance(op, Add | Opaque)]
+
