@@ -1,0 +1,60 @@
+# What people run and what CI calls. Every target works on a fresh machine: it makes `.venv` first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.autoshard-installed
+# The version tested on this machine. Installed first and alone, so that nothing pulls another build of torch in.
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+
+DEMO_MODEL ?= mixtral-8x7b
+DEMO_CLUSTER ?= H100x64
+DEMO_CONTEXT ?= 16384
+DEMO_TPOT_MS ?= 20
+
+.PHONY: help install demo test lint types check bench wheel format clean
+
+help:
+	@echo "targets: demo test lint types check bench wheel format clean"
+
+$(STAMP): pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev]
+	touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/autoshard plan $(DEMO_MODEL) --cluster $(DEMO_CLUSTER) --phase decode --context $(DEMO_CONTEXT) \
+	  --tpot-ms $(DEMO_TPOT_MS) -o plan.json
+	$(BIN)/autoshard validate plan.json --nproc 4
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+	$(BIN)/mypy models
+
+check: lint types test
+
+bench: $(STAMP)
+	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+wheel: $(STAMP)
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	rm -rf build
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis plan.json

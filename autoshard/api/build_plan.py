@@ -1,0 +1,177 @@
+"""Turns a solution into a plan."""
+
+from importlib.metadata import version
+from typing import Any, cast
+
+import numpy as np
+
+from autoshard.api.solve import Solution
+from autoshard.plan import (
+    Alternative,
+    ClusterIdentity,
+    MemoryBytes,
+    ModelIdentity,
+    PlanData,
+    Predicted,
+    PredictedTerm,
+    SearchRecord,
+    mesh_layout,
+    planned_ops,
+    planned_parameters,
+    stages,
+)
+from autoshard.simulator import Simulator, terms
+from autoshard.simulator.memory import WORKSPACE_BYTES
+from autoshard.units import GIB, MS
+
+NUM_ALTERNATIVES = 5
+
+
+def predict(simulator: Simulator, point: int, dims: tuple[int, ...]) -> Predicted:
+    """The prediction of one strategy, opened into terms."""
+    e = simulator.evaluate(np.array([point]), np.array([dims], dtype=np.int64))
+    d = simulator.points.degrees(point)
+    rate = float(simulator.throughput(np.array([point]), e.step_s)[0])
+    step = float(e.step_s[0])
+    decode = simulator.workload.phase == "decode"
+    weights, kv, activations = float(e.weights_bytes[0]), float(e.kv_bytes[0]), float(e.activation_bytes[0])
+    return Predicted(
+        tokens_per_s=rate,
+        tokens_per_s_per_gpu=rate / simulator.cluster.num_devices,
+        tokens_per_s_per_used_gpu=rate / (d.num_devices * d.replicas),
+        tokens_per_s_per_user=1.0 / step if decode else None,
+        tpot_s=step if decode else None,
+        ttft_s=None if decode else step,
+        step_s=step,
+        memory_bytes=MemoryBytes(
+            weights=weights,
+            kv=kv,
+            activations=activations,
+            workspace=WORKSPACE_BYTES,
+            total=weights + kv + activations + WORKSPACE_BYTES,
+        ),
+        terms=tuple(
+            PredictedTerm(part=t.part, label=t.label, what=t.what, seconds=t.seconds)
+            for t in terms(simulator, point, dims)
+        ),
+    )
+
+
+def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[str, ...]:
+    """What keeps the plan from a larger batch at its degrees: memory, the limit, or neither."""
+    p = simulator.points
+    same = (p.pp == p.pp[point]) & (p.tp == p.tp[point]) & (p.dp == p.dp[point]) & (p.ep == p.ep[point])
+    larger = np.flatnonzero(same & (p.sequences > p.sequences[point]))
+    found = []
+    capacity = simulator.capacity_bytes
+    if not len(larger):
+        now = simulator.evaluate(np.array([point]), np.array([dims], dtype=np.int64))
+        total = float(now.weights_bytes[0] + now.kv_bytes[0] + now.activation_bytes[0]) + WORKSPACE_BYTES
+        if "batch" in simulator.fixed:
+            return (f"batch is fixed at {simulator.fixed['batch']}",)
+        return (f"memory: {total / GIB:.1f} of {capacity / GIB:.1f} GiB; no larger batch of the grid fits",)
+    following = int(larger[p.sequences[larger].argmin()])
+    e = simulator.evaluate(np.array([following]), np.array([dims], dtype=np.int64))
+    total = float(e.weights_bytes[0] + e.kv_bytes[0] + e.activation_bytes[0]) + WORKSPACE_BYTES
+    batch = int(p.batch[following])
+    if total > capacity:
+        found.append(f"memory: batch {batch} would need {total / GIB:.1f} of {capacity / GIB:.1f} GiB")
+    if simulator.limit_s is not None and float(e.step_s[0]) > simulator.limit_s:
+        name = "TPOT" if simulator.workload.phase == "decode" else "TTFT"
+        found.append(f"{name}: batch {batch} would take {e.step_s[0] / MS:.2f} ms, limit {simulator.limit_s / MS:g} ms")
+    return tuple(found) or ("neither memory nor a limit: a larger batch gains nothing here",)
+
+
+def alternatives(solution: Solution) -> tuple[Alternative, ...]:
+    """The best other degrees (each at its best batch and choices), relative to the plan."""
+    if solution.exact is None:
+        return ()
+    sim, values = solution.simulator, solution.exact.values
+    p = sim.points
+    taken = (int(p.pp[solution.point]), int(p.dp[solution.point]), int(p.tp[solution.point]), int(p.ep[solution.point]))
+    own = _rate(solution)
+    found: list[Alternative] = []
+    seen = {taken}
+    for i in np.argsort(-values, kind="stable"):
+        if values[i] <= 0 or len(found) == NUM_ALTERNATIVES:
+            break
+        d = p.degrees(int(i))
+        key = (d.pp, d.dp, d.tp, d.ep)
+        if key in seen:
+            continue
+        seen.add(key)
+        rate = float(values[i]) / sim.cluster.num_devices
+        found.append(Alternative(degrees=degrees_dict(d), tokens_per_s_per_gpu=rate, relative=rate / own))
+    return tuple(found)
+
+
+def degrees_dict(d: Any) -> dict[str, int]:
+    """Degrees by name."""
+    return {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp", "batch", "replicas")}
+
+
+def _rate(solution: Solution) -> float:
+    sim = solution.simulator
+    e = sim.evaluate(np.array([solution.point]), np.array([solution.dims], dtype=np.int64))
+    return float(e.tokens_per_s[0]) / sim.cluster.num_devices
+
+
+def num_strategies(simulator: Simulator) -> float:
+    """Legal strategies over all degree points (choices by their own legality; an upper bound under memory)."""
+    total = np.ones(len(simulator.points))
+    for v in simulator.variables:
+        total *= v.legal.sum(1)
+    return float(total.sum())
+
+
+def build_plan(solution: Solution, source: dict[str, Any] | None) -> PlanData:
+    """The plan of a solution; ``source`` says how to build the model again (None for a live module)."""
+    sim = solution.simulator
+    graph, cluster = sim.graph, sim.cluster
+    strategy = sim.strategy(solution.point, solution.dims)
+    rate = _rate(solution)
+    return PlanData(
+        versions={
+            "autoshard": version("autoshard"),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+        },
+        model=ModelIdentity(
+            name=graph.model_name,
+            class_name=graph.model_class,
+            parameters=graph.num_parameters,
+            active_parameters=graph.num_active_parameters,
+            structural_hash=graph.structural_hash(),
+            source=source,
+        ),
+        cluster=ClusterIdentity(
+            name=cluster.name,
+            device=cluster.device.name,
+            num_devices=cluster.num_devices,
+            devices_per_node=cluster.devices_per_node,
+            memory_bytes=cluster.device.memory_bytes,
+        ),
+        workload=sim.workload,
+        strategy=strategy,
+        mesh=mesh_layout(graph, strategy),
+        stages=stages(graph, strategy),
+        ops=planned_ops(graph, strategy, sim.workload),
+        parameters=planned_parameters(graph, strategy),
+        predicted=predict(sim, solution.point, solution.dims),
+        binding=binding(sim, solution.point, solution.dims),
+        search=SearchRecord(
+            algorithm=solution.algorithm,
+            seed=solution.seed,
+            budget=solution.budget,
+            calls=solution.calls,
+            found_tokens_per_s_per_gpu=solution.found,
+            exact_tokens_per_s_per_gpu=solution.exact_rate,
+            regret_to_exact=solution.regret(rate),
+            rl_regret=solution.regret(solution.found) if solution.algorithm == "rl" else None,
+            taken_from=cast(Any, solution.taken_from),
+            num_points=len(sim.points),
+            num_strategies=f"{num_strategies(sim):.3g}",
+        ),
+        alternatives=alternatives(solution),
+        graph=graph,
+    )

@@ -1,0 +1,124 @@
+"""Runs a search on a model, lets the exact search certify it, and keeps what both found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.api.relax import limit_message, memory_message
+from autoshard.errors import InvalidInputError, NoFeasiblePlanError
+from autoshard.hardware import Cluster
+from autoshard.ir import OpGraph
+from autoshard.search.exact import ExactResult, ExactSearch
+from autoshard.search.megatron import search as search_megatron
+from autoshard.search.problem import ShardingProblem
+from autoshard.search.random_search import search as search_random
+from autoshard.search.result import SearchResult
+from autoshard.search.rl import search as search_rl
+from autoshard.sharding.option import Choice
+from autoshard.simulator import Simulator
+from autoshard.workload import Workload
+
+ALGORITHMS = ("rl", "exact", "megatron", "random")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """What was found: the strategy taken (``point``, ``dims``), by whom, and what each side reached (tokens/s/GPU)."""
+
+    simulator: Simulator
+    point: int
+    dims: tuple[int, ...]
+    algorithm: str
+    seed: int
+    budget: int
+    calls: int
+    found: float
+    exact: ExactResult | None
+    taken_from: str
+
+    @property
+    def exact_rate(self) -> float | None:
+        """Proven optimum in tokens/s/GPU."""
+        return None if self.exact is None else self.exact.tokens_per_s / self.simulator.cluster.num_devices
+
+    def regret(self, rate: float) -> float | None:
+        """``1 - rate / optimum``, clipped at 0."""
+        return None if not self.exact_rate else max(0.0, 1.0 - rate / self.exact_rate)
+
+
+def make_simulator(
+    graph: OpGraph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    fixed: Mapping[str, int] | None = None,
+    pinned: Mapping[str, Choice] | None = None,
+) -> Simulator:
+    """A simulator, or NoFeasiblePlanError with the smallest relaxation when nothing fits in memory."""
+    simulator = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned)
+    if not simulator.any_fits:
+        raise NoFeasiblePlanError(memory_message(simulator))
+    return simulator
+
+
+def run_search(simulator: Simulator, algorithm: str, *, budget: int, seed: int) -> tuple[ShardingProblem, SearchResult]:
+    """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget."""
+    if algorithm == "megatron":
+        problem = ShardingProblem(simulator, budget=len(simulator.points))
+        return problem, search_megatron(problem, seed=seed)
+    problem = ShardingProblem(simulator, budget=budget)
+    if algorithm == "rl":
+        return problem, search_rl(problem, seed=seed)
+    if algorithm == "random":
+        return problem, search_random(problem, seed=seed)
+    raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+
+
+def solve(
+    simulator: Simulator, *, algorithm: str = "rl", budget: int = 4000, seed: int = 0, polish: bool = True
+) -> Solution:
+    """Search, certify and take the better.
+
+    Raises:
+        InvalidInputError: unknown algorithm, or a budget below 1.
+        NoFeasiblePlanError: when no strategy meets the limit (proven), or the search found none and may not polish.
+    """
+    if algorithm not in ALGORITHMS:
+        raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+    if budget < 1:
+        raise InvalidInputError(f"budget={budget} must be at least 1 simulator call")
+    exact = ExactSearch(simulator).run()
+    if exact.point is None or exact.dims is None:
+        raise NoFeasiblePlanError(limit_message(simulator))
+    num = simulator.cluster.num_devices
+    optimum = exact.tokens_per_s / num
+    common = {"simulator": simulator, "algorithm": algorithm, "seed": seed, "budget": budget, "exact": exact}
+    if algorithm == "exact":
+        return Solution(
+            **common,
+            point=exact.point,
+            dims=exact.dims,
+            calls=0,
+            found=optimum,
+            taken_from="exact",  # type: ignore[arg-type]
+        )
+    problem, result = run_search(simulator, algorithm, budget=budget, seed=seed)
+    better = result.best is None or result.throughput < optimum * (1 - 1e-12)
+    if better and not polish and result.best is None:
+        raise NoFeasiblePlanError(f"{algorithm} found no feasible strategy in {result.calls} calls (seed {seed})")
+    if better and polish:
+        point, dims, taken = exact.point, exact.dims, "exact"
+    else:
+        assert result.best is not None
+        row = np.array(result.best, dtype=np.int64)
+        point = int(problem.points_of(row[None, :])[0])
+        dims, taken = tuple(int(o) for o in row[problem.num_degree_components :]), "search"
+    return Solution(
+        **common,
+        point=point,
+        dims=dims,
+        calls=result.calls,
+        found=result.throughput,
+        taken_from=taken,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,24 @@
+"""Devices, links and clusters, and the YAML files that describe them. Never imports torch."""
+
+from autoshard.hardware.cluster import Cluster
+from autoshard.hardware.device import KERNEL_KINDS, Device, KernelKind, KernelLaw
+from autoshard.hardware.files import known_devices, load_cluster, load_device
+from autoshard.hardware.link import COLLECTIVE_KINDS, CollectiveKind, CollectiveLaw, Link
+from autoshard.hardware.names import named_cluster, parse_cluster
+
+__all__ = [
+    "COLLECTIVE_KINDS",
+    "KERNEL_KINDS",
+    "Cluster",
+    "CollectiveKind",
+    "CollectiveLaw",
+    "Device",
+    "KernelKind",
+    "KernelLaw",
+    "Link",
+    "known_devices",
+    "load_cluster",
+    "load_device",
+    "named_cluster",
+    "parse_cluster",
+]

@@ -1,0 +1,44 @@
+"""How people say which cluster they mean: ``H100x64``, any ``<DEVICE>x<COUNT>``, or a YAML file."""
+
+import difflib
+import re
+from pathlib import Path
+
+from autoshard.errors import InvalidInputError
+from autoshard.hardware.cluster import Cluster
+from autoshard.hardware.files import known_devices, load_cluster, shipped_cluster
+
+_NAME = re.compile(r"([A-Za-z0-9_-]+?)[xX]([0-9]{1,9})")
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster called ``text``: ``<DEVICE>x<COUNT>`` (in any case) or the path of a YAML file.
+
+    Raises:
+        InvalidInputError: one line that names the known devices and the nearest match.
+    """
+    if text.endswith((".yaml", ".yml")) or Path(text).is_file():
+        return load_cluster(Path(text))
+    devices = known_devices()
+    listed = ", ".join(devices)
+    match = _NAME.fullmatch(text.strip())
+    if match is None:
+        form = "a cluster is <DEVICE>x<COUNT> such as H100x64, or a YAML file"
+        raise InvalidInputError(f"cannot read cluster {text!r}: {form}; known devices are {listed}")
+    word, count = match[1].upper(), int(match[2])
+    by_upper = {name.upper(): name for name in devices}
+    if word not in by_upper:
+        near = difflib.get_close_matches(word, by_upper, n=1, cutoff=0.3)
+        hint = f"; did you mean {by_upper[near[0]]}x{max(count, 1)}?" if near else ""
+        raise InvalidInputError(f"unknown device {match[1]!r} in cluster {text!r}: known devices are {listed}{hint}")
+    if count < 1:
+        raise InvalidInputError(f"cluster {text!r} has {count} devices: it needs at least 1, as in {by_upper[word]}x8")
+    return shipped_cluster(by_upper[word], count)
+
+
+def named_cluster(name: str) -> Cluster | None:
+    """The cluster that ``from autoshard import <name>`` means, or None if ``name`` is no such name."""
+    match = _NAME.fullmatch(name)
+    if match is None or "x" + match[2] != name[len(match[1]) :] or match[1] not in known_devices():
+        return None
+    return shipped_cluster(match[1], int(match[2])) if int(match[2]) > 0 else None

@@ -1,0 +1,195 @@
+"""The sharding problem as search algorithms see it: components, exact masks, counted evaluations.
+
+Components in order: group, pp, tp, ep, batch (as sequences of one microbatch on one dp rank), the residual's layout,
+then one choice per fused op. dp and etp follow. Degrees are masked by the table of legal points (whose least memory
+fits); choices by their own legality and by the memory that the choices still to come need at least.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.search.keys import PrefixSet
+from autoshard.search.protocol import Scores
+from autoshard.sharding.patterns import PATTERNS, role_of
+from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.simulator.points import DEGREE_COMPONENTS
+from autoshard.simulator.simulator import Simulator
+from autoshard.simulator.variables import ILLEGAL_BYTES
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+
+
+class ShardingProblem:
+    """A `Problem` over the tables of a simulator with a budget of evaluations.
+
+    A call is one strategy evaluated, whoever asks; beyond the budget nothing is evaluated.
+    """
+
+    def __init__(self, simulator: Simulator, *, budget: int = 4000) -> None:
+        self.sim = simulator
+        self.budget = budget
+        self._calls = 0
+        p = simulator.points
+        columns = (p.group, p.pp, p.tp, p.ep, p.sequences)
+        self._values = [np.unique(c) for c in columns]
+        self._rows = np.stack([np.searchsorted(v, c) for v, c in zip(self._values, columns, strict=True)], 1)
+        self._prefixes = PrefixSet(self._rows, np.array([len(v) for v in self._values]))
+        self.component_names: tuple[str, ...] = (*DEGREE_COMPONENTS, *(v.key for v in simulator.variables))
+        sizes = [*(len(v) for v in self._values), *(len(v.choices) for v in simulator.variables)]
+        self.num_options: IntArray = np.array(sizes, dtype=np.int64)
+        self.num_degree_components = len(DEGREE_COMPONENTS)
+
+    @property
+    def calls(self) -> int:
+        """Strategies evaluated so far."""
+        return self._calls
+
+    def points_of(self, x: IntArray) -> IntArray:
+        """Index of the degree point of each row, -1 where there is none."""
+        return self._prefixes.index(x[:, : self.num_degree_components])
+
+    def mask(self, x: IntArray, position: int) -> BoolArray:
+        """Allowed options of the component at ``position``, [n, max options]; at least one is allowed."""
+        allowed = np.zeros((len(x), int(self.num_options.max())), dtype=bool)
+        size = int(self.num_options[position])
+        if position < self.num_degree_components:
+            allowed[:, :size] = self._prefixes.allowed(x, position)
+            return allowed
+        v = position - self.num_degree_components
+        point = self.points_of(x)
+        legal = self.sim.variables[v].legal[point]
+        needs = np.array(self.sim.variables[v].needs_sharded_residual)
+        if needs.any():
+            legal = legal & (~needs[None, :] | self._sharded_residual(x)[:, None])
+        fits = self._fits_after(x, point, v)
+        both = legal & fits
+        allowed[:, :size] = np.where(both.any(1, keepdims=True), both, legal)
+        return allowed
+
+    def _sharded_residual(self, x: IntArray) -> BoolArray:
+        choices = self.sim.variables[0].choices
+        found: BoolArray = np.array([c == 0 for c in choices])[x[:, self.num_degree_components]]
+        return found
+
+    @cached_property
+    def _bytes(self) -> list[FloatArray]:
+        """Bytes of every variable's options: [points, options, parts]."""
+        n, parts = len(self.sim.points), len(self.sim.parts)
+        found = [np.zeros((n, len(v.choices), parts)) for v in self.sim.variables]
+        for j, part in enumerate(self.sim.parts):
+            for v, table in (*part.weights, *part.kv):
+                found[v][:, :, j] += table
+        return found
+
+    @cached_property
+    def _least_after(self) -> list[FloatArray]:
+        """Least bytes of all variables after each: [points, parts]."""
+        least = [
+            np.where(v.legal[:, :, None], b, ILLEGAL_BYTES).min(1)
+            for v, b in zip(self.sim.variables, self._bytes, strict=True)
+        ]
+        total = np.zeros_like(least[0])
+        after = []
+        for each in reversed(least):
+            after.append(total)
+            total = total + each
+        return after[::-1]
+
+    @cached_property
+    def _tight(self) -> BoolArray:
+        """Points at which some choices overflow."""
+        most = np.stack([b.max(1) for b in self._bytes]).sum(0)
+        everything = np.arange(len(self.sim.points))
+        found: BoolArray = self._total(everything, most) > self.sim.capacity_bytes
+        return found
+
+    def _total(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
+        return self.sim.held_bytes(point, part_bytes) + self.sim.fixed_bytes(point)
+
+    def _fits_after(self, x: IntArray, point: IntArray, v: int) -> BoolArray:
+        """Options of variable ``v`` after which the cheapest rest still fits: [n, options]."""
+        fits = np.ones((len(x), len(self.sim.variables[v].choices)), dtype=bool)
+        tight = np.flatnonzero(self._tight[point])
+        if not len(tight):
+            return fits
+        at = point[tight]
+        used = self._least_after[v][at]
+        for u in range(v):
+            used = used + self._bytes[u][at, x[tight, self.num_degree_components + u]]
+        for option in range(fits.shape[1]):
+            fits[tight, option] = self._total(at, used + self._bytes[v][at, option]) <= self.sim.capacity_bytes
+        return fits
+
+    def legal(self, x: IntArray) -> BoolArray:
+        """Whether rows are legal points with legal choices that fit in memory."""
+        point = self.points_of(x)
+        ok = point >= 0
+        dims = x[:, self.num_degree_components :]
+        ok &= ((dims >= 0) & (dims < self.num_options[self.num_degree_components :])).all(1)
+        rows = np.flatnonzero(ok)
+        at, dims = point[rows], dims[rows]
+        good = np.ones(len(rows), dtype=bool)
+        sharded = self._sharded_residual(x[rows])
+        used = np.zeros((len(rows), len(self.sim.parts)))
+        for v, variable in enumerate(self.sim.variables):
+            good &= variable.legal[at, dims[:, v]]
+            good &= ~np.array(variable.needs_sharded_residual)[dims[:, v]] | sharded
+            used += self._bytes[v][at, dims[:, v]]
+        good &= self._total(at, used) <= self.sim.capacity_bytes
+        ok[rows] = good
+        return ok
+
+    def evaluate(self, x: IntArray) -> Scores:
+        """Score rows and count them; past the budget rows are left out."""
+        x = x[: max(self.budget - self._calls, 0)]
+        self._calls += len(x)
+        point = self.points_of(x)
+        throughput, violation = np.zeros(len(x)), np.ones(len(x))
+        rows = np.flatnonzero(point >= 0)
+        if len(rows):
+            e = self.sim.evaluate(point[rows], x[rows, self.num_degree_components :])
+            throughput[rows] = e.tokens_per_s / self.sim.cluster.num_devices
+            violation[rows] = e.violation
+        return Scores(throughput=throughput, violation=violation)
+
+    def row(self, point: int, dims: tuple[int, ...]) -> IntArray:
+        """The row of a degree point and options."""
+        return np.array([*self._rows[point], *dims], dtype=np.int64)
+
+    def strategy(self, row: IntArray | tuple[int, ...]) -> Strategy:
+        """The strategy of a legal row."""
+        x = np.array(row, dtype=np.int64)[None, :]
+        return self.sim.strategy(int(self.points_of(x)[0]), x[0, self.num_degree_components :].tolist())
+
+    def pattern_rows(self, pattern: str, *, sharded_residual: bool = False) -> IntArray:
+        """A named pattern of choices at every degree point; what is not legal there is replicated."""
+        roles = PATTERNS[pattern]
+        n = len(self.sim.points)
+        dims = np.zeros((n, len(self.sim.variables)), dtype=np.int64)
+        blocks = {b.name: b for b in self.sim.graph.components()}
+        for v, variable in enumerate(self.sim.variables):
+            if variable.key == RESIDUAL:
+                wanted = 0 if sharded_residual else None
+            else:
+                block_name, op_name = variable.key.split("/", 1)
+                role = role_of(blocks[block_name], blocks[block_name].op(op_name))
+                wanted = (0 if sharded_residual else None) if role == "norm" else roles.get(role)
+            at = variable.choices.index(wanted) if wanted in variable.choices else variable.choices.index(None)
+            usable = variable.legal[:, at]
+            if variable.needs_sharded_residual[at]:
+                usable = usable & (dims[:, 0] == self.sim.variables[0].choices.index(0))
+            fallback = np.where(
+                variable.legal[:, variable.choices.index(None)],
+                variable.choices.index(None),
+                variable.legal.argmax(1),
+            )
+            dims[:, v] = np.where(usable, at, fallback)
+        return np.concatenate([self._rows, dims], 1)
+
+    def megatron_points(self) -> IntArray:
+        """Megatron's choices at every degree point."""
+        return self.pattern_rows("megatron")

@@ -1,0 +1,25 @@
+"""The simulator: predicted time, throughput and memory of strategies, batched over degree points and choices.
+
+Read `points` (which degrees), `work` and `tables` (what ops and tensors cost), `simulator` (stages, throughput, limits).
+"""
+
+from autoshard.simulator.points import DEGREE_COMPONENTS, PINNABLE, Points, make_points
+from autoshard.simulator.simulator import Evaluation, Simulator
+from autoshard.simulator.stages import partition
+from autoshard.simulator.terms import Term, terms
+from autoshard.simulator.variables import Component, Factor, Variable
+
+__all__ = [
+    "DEGREE_COMPONENTS",
+    "PINNABLE",
+    "Component",
+    "Evaluation",
+    "Factor",
+    "Points",
+    "Simulator",
+    "Term",
+    "Variable",
+    "make_points",
+    "partition",
+    "terms",
+]

@@ -1,0 +1,56 @@
+"""How much there is to do at each degree point: tokens, pairs, sequences -- arrays over points."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost import imbalance
+from autoshard.ir import ExpertsLinear, OpGraph
+from autoshard.sharding.layout import Rows, Step
+from autoshard.simulator.points import Points
+from autoshard.workload import Workload
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """Work of one microbatch of one stage, per point.
+
+    ``tokens`` of one dp rank, ``sequences`` of one dp rank, ``group_tokens`` of all dp ranks, ``pairs`` (token, expert)
+    that the most loaded ep rank computes, ``top_k`` experts a token.
+    """
+
+    tokens: FloatArray
+    sequences: FloatArray
+    group_tokens: FloatArray
+    pairs: FloatArray
+    top_k: int
+
+    @staticmethod
+    def of(graph: OpGraph, workload: Workload, points: Points, *, tokens_per_sequence: float) -> "Amounts":
+        """Amounts when each sequence brings ``tokens_per_sequence`` tokens (1 for logits of the last token only)."""
+        sequences = points.sequences.astype(np.float64)
+        tokens = sequences * tokens_per_sequence
+        group = tokens * points.dp
+        routed = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)]
+        if not routed:
+            return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=group, top_k=1)
+        op = routed[0]
+        mean = group * op.top_k / points.ep
+        worst = imbalance(group, op.experts.size, op.top_k, points.ep)
+        return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k)
+
+    def rows(self, rows: Rows) -> FloatArray:
+        """Rows of a tensor (static shape: all pairs of the group, whichever rank computes them)."""
+        if rows == "local":
+            return self.tokens
+        return self.group_tokens * (self.top_k if rows == "pairs" else 1)
+
+    def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
+        """Payload bytes of a step at every point."""
+        total = self.rows(step.rows) * step.row_bytes(activation_bytes)
+        for axis in step.split:
+            total = total / points.sizes[axis]
+        return total

@@ -1,0 +1,187 @@
+r"""Throughput and memory of strategies, batched: what the search is scored by.
+
+A replica of pp stages keeps ``microbatches`` (pp of them, unless the batch is smaller) moving. With ``t`` the time of
+the slowest stage for one microbatch, hand-over included, a microbatch is back at the first stage after
+
+.. math:: T = pp \cdot t
+
+which is the time per output token in decode and, for a prompt, the time to its first token. Throughput of a replica is
+the tokens of its batch per ``T``; a batch of fewer microbatches than stages leaves stages idle (the bubble) with the same
+``T``. The objective divides by every device of the cluster, idle ones included. Times are sums of factor tables
+(`autoshard.simulator.tables`), so a prediction can be opened into its terms.
+
+Neglected: overlap of collectives with compute, host overhead of an engine, contention between groups on one link.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import InvalidInputError
+from autoshard.hardware import Cluster
+from autoshard.ir import OpGraph
+from autoshard.sharding.option import Choice
+from autoshard.sharding.strategy import Strategy
+from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.memory import WORKSPACE_BYTES, activation_bytes
+from autoshard.simulator.points import Points, make_points
+from autoshard.simulator.stages import padded_profiles
+from autoshard.simulator.tables import build_tables
+from autoshard.simulator.variables import ILLEGAL_BYTES, ILLEGAL_S, Component, Variable
+from autoshard.workload import Workload
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Predictions for m strategies (arrays [m]).
+
+    ``step_s`` is the time per token (decode) or to the first token (prefill); ``tokens_per_s`` that of the whole
+    cluster, 0 where infeasible; ``violation`` the relative excess over memory and limits, 0 where feasible.
+    """
+
+    step_s: FloatArray
+    tokens_per_s: FloatArray
+    weights_bytes: FloatArray
+    kv_bytes: FloatArray
+    activation_bytes: FloatArray
+    violation: FloatArray
+
+
+class Simulator:
+    """Cost tables of one model on one cluster under one workload.
+
+    ``points`` are the degree points; a strategy is (point index, option index per variable).
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        fixed: Mapping[str, int] | None = None,
+        pinned: Mapping[str, Choice] | None = None,
+    ) -> None:
+        self.graph, self.cluster, self.workload = graph, cluster, workload
+        self.fixed, self.pinned = dict(fixed or {}), dict(pinned or {})
+        self._set_points(make_points(graph, cluster, self.fixed))
+        reachable = np.stack([v.legal.any(1) for v in self.variables], 1)
+        if not reachable.all(1).any():
+            pins = [f"{v.key}={self.pinned[v.key]}" for v in self.variables if v.key in self.pinned]
+            raise InvalidInputError(f"no legal degrees allow the pinned {', '.join(pins)} (widths must divide)")
+        least = np.where(reachable.all(1), self.minimum_bytes(), np.inf)
+        keep = least <= self.capacity_bytes
+        self.smallest_bytes = float(least.min())
+        self.num_points_before_memory = len(self.points)
+        if keep.any() and not keep.all():
+            self._set_points(self.points.take(keep))
+        self.any_fits = bool(keep.any())
+
+    def _set_points(self, points: Points) -> None:
+        self.points = points
+        self.variables: tuple[Variable, ...]
+        self.components: dict[str, Component]
+        self.variables, self.components = build_tables(
+            self.graph, self.cluster, self.workload, points, self.pinned
+        )
+        self.parts = tuple(self.components[b.name] for b in self.graph.components())
+        pps, self._pp_index = np.unique(points.pp, return_inverse=True)
+        self.profiles, self.totals = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
+        amounts = Amounts.of(
+            self.graph, self.workload, points, tokens_per_sequence=self.workload.tokens_per_sequence
+        )
+        self.activations = activation_bytes(self.graph, points, amounts)
+        self.send_s = self.components["send"].seconds(
+            np.arange(len(points)), np.zeros((len(points), len(self.variables)), dtype=np.int64)
+        )
+        self.batch_tokens = points.batch * self.workload.tokens_per_sequence
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Usable memory of one device."""
+        return self.cluster.device.memory_bytes
+
+    @property
+    def limit_s(self) -> float | None:
+        """Limit on the step: TPOT in decode, TTFT in prefill."""
+        return self.workload.tpot_s if self.workload.phase == "decode" else self.workload.ttft_s
+
+    def profiles_of(self, point: IntArray) -> FloatArray:
+        """Stage profiles ``[m, profiles, parts]`` of points."""
+        found: FloatArray = self.profiles[self._pp_index[point]]
+        return found
+
+    def fixed_bytes(self, point: IntArray) -> FloatArray:
+        """Bytes that no choice changes: activations and workspace ([m])."""
+        found: FloatArray = self.activations[point] + WORKSPACE_BYTES
+        return found
+
+    def step_s(self, point: IntArray, part_s: FloatArray) -> FloatArray:
+        """``pp`` times the slowest stage, from the seconds of every part ``[m, parts]``."""
+        stages = (self.profiles_of(point) * part_s[:, None, :]).sum(-1).max(1)
+        found: FloatArray = self.points.pp[point] * (stages + self.send_s[point])
+        return found
+
+    def held_bytes(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
+        """Weights and KV of the fullest stage, from the bytes of every part ``[m, parts]``."""
+        found: FloatArray = (self.profiles_of(point) * part_bytes[:, None, :]).sum(-1).max(1)
+        return found
+
+    def throughput(self, point: IntArray, step_s: FloatArray) -> FloatArray:
+        """Tokens/s of the whole cluster."""
+        found: FloatArray = self.points.replicas[point] * self.batch_tokens[point] / step_s
+        return found
+
+    def evaluate(self, point: IntArray, dims: IntArray) -> Evaluation:
+        """Predict strategies: ``point`` [m] indexes points, ``dims`` [m, variables] options."""
+        seconds = np.stack([c.seconds(point, dims) for c in self.parts], 1)
+        held = [c.num_bytes(point, dims) for c in self.parts]
+        weights = np.stack([w for w, _ in held], 1)
+        kv = np.stack([k for _, k in held], 1)
+        step_s = self.step_s(point, seconds)
+        profiles = self.profiles_of(point)
+        by_stage = (profiles * (weights + kv)[:, None, :]).sum(-1)
+        fullest = by_stage.argmax(1)
+        rows = np.arange(len(point))
+        weights_bytes = (profiles * weights[:, None, :]).sum(-1)[rows, fullest]
+        kv_bytes = by_stage[rows, fullest] - weights_bytes
+        total = by_stage[rows, fullest] + self.fixed_bytes(point)
+        violation = np.maximum(total / self.capacity_bytes - 1.0, 0.0)
+        illegal = step_s >= ILLEGAL_S
+        for i, variable in enumerate(self.variables):
+            illegal |= ~variable.legal[point, dims[:, i]]
+        if self.limit_s is not None:
+            violation = violation + np.maximum(np.where(illegal, 0.0, step_s) / self.limit_s - 1.0, 0.0)
+        violation = violation + illegal
+        rate = np.where(violation > 0, 0.0, self.throughput(point, step_s))
+        return Evaluation(
+            step_s=step_s,
+            tokens_per_s=rate,
+            weights_bytes=weights_bytes,
+            kv_bytes=kv_bytes,
+            activation_bytes=self.activations[point],
+            violation=violation,
+        )
+
+    def strategy(self, point: int, dims: Sequence[int]) -> Strategy:
+        """The strategy at a point with the given options."""
+        chosen = tuple((v.key, v.choices[int(o)]) for v, o in zip(self.variables, dims, strict=True))
+        return Strategy(degrees=self.points.degrees(point), choices=chosen)
+
+    def minimum_bytes(self) -> FloatArray:
+        """Least bytes of any legal strategy at every point ([points])."""
+        n = len(self.points)
+        least = np.zeros((n, len(self.parts)))
+        for j, part in enumerate(self.parts):
+            tables: dict[int, FloatArray] = {}
+            for v, table in (*part.weights, *part.kv):
+                tables[v] = tables.get(v, 0.0) + table
+            for v, table in tables.items():
+                least[:, j] += np.where(self.variables[v].legal, table, ILLEGAL_BYTES).min(1)
+        everything = np.arange(n)
+        return self.held_bytes(everything, least) + self.fixed_bytes(everything)

@@ -1,0 +1,57 @@
+"""Pipeline stages: how layers are dealt out, and which stages can be the slowest or the fullest.
+
+Layers stay in model order. With L layers over pp stages every stage has floor(L / pp) or one more; the longer stages
+are the last but one and those before it, so that the first and last, which also embed and make logits, are short
+(61 layers over 4 stages: 15, 15, 16, 15 -- as vLLM deals them).
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+def partition(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers per stage. ``pp`` is at most ``num_layers``."""
+    short, extra = divmod(num_layers, pp)
+    counts = [short] * pp
+    order = [*range(pp - 2, -1, -1), pp - 1]
+    for stage in order[:extra]:
+        counts[stage] += 1
+    return tuple(counts)
+
+
+@lru_cache(maxsize=512)
+def stage_profiles(layers: tuple[int, ...], num_kinds: int, pp: int) -> FloatArray:
+    """Counts ``[profiles, prologue | kinds | epilogue]`` of the stages that can bind.
+
+    ``layers`` is the kind of every layer in order. A stage whose counts are all at most another's can neither be the
+    slowest nor the fullest, and is left out.
+    """
+    rows = []
+    start = 0
+    for stage, count in enumerate(partition(len(layers), pp)):
+        kinds = np.bincount(np.array(layers[start : start + count], dtype=np.int64), minlength=num_kinds)
+        rows.append([float(stage == 0), *kinds.astype(float), float(stage == pp - 1)])
+        start += count
+    found: list[list[float]] = []
+    for row in sorted(map(tuple, rows), reverse=True):
+        if not any(all(a <= b for a, b in zip(row, other, strict=True)) for other in found):
+            found = [o for o in found if not all(a <= b for a, b in zip(o, row, strict=True))]
+            found.append(list(row))
+    return np.array(found)
+
+
+def padded_profiles(layers: tuple[int, ...], num_kinds: int, pps: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """Profiles of several pp at once: ``[len(pps), profiles, parts]`` (padded with a repeat), and that of total counts.
+
+    Returns:
+        The profiles, and the number of every part in the whole model ``[parts]``.
+    """
+    each = [stage_profiles(layers, num_kinds, int(pp)) for pp in pps]
+    most = max(len(p) for p in each)
+    padded = np.stack([np.concatenate([p, np.repeat(p[:1], most - len(p), 0)]) for p in each])
+    totals = np.array([1.0, *np.bincount(np.array(layers), minlength=num_kinds).astype(float), 1.0])
+    return padded, totals

@@ -1,0 +1,259 @@
+"""Builds the variables and factor tables of a model on a cluster: one factor per op, one per tensor between ops.
+
+The steps of a tensor come from `autoshard.sharding.flow.tensor_moves`, the function that plans and ranks use, so what
+is charged is what runs. Points are grouped by the pattern of their degrees, since only that changes which steps there
+are; the price of a step is then one vector over points, and is reused wherever the step occurs.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost import collective_s
+from autoshard.errors import UnsupportedModelError
+from autoshard.hardware import Cluster, CollectiveKind
+from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Norm, OpGraph
+from autoshard.sharding.flow import tensor_moves
+from autoshard.sharding.layout import Layout, R, S, Step
+from autoshard.sharding.legality import choice_key, choice_keys
+from autoshard.sharding.moe import StagePattern
+from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.space import consumers, option_axis, options
+from autoshard.sharding.strategy import RESIDUAL
+from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.points import Points
+from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
+from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
+from autoshard.workload import Workload
+
+FloatArray = NDArray[np.float64]
+_RESIDUAL_LAYOUTS: dict[Choice, Layout] = {0: S, None: R}
+
+
+class TableBuilder:
+    """Prices every op and tensor of a graph; see `build_tables`."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        workload: Workload,
+        points: Points,
+        pinned: Mapping[str, Choice],
+    ) -> None:
+        self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
+        self._pinned = pinned
+        self._step_s: dict[tuple[Step, bool], FloatArray] = {}
+        self._amounts = {
+            last: Amounts.of(
+                self.graph,
+                self.workload,
+                self.points,
+                tokens_per_sequence=1 if last else self.workload.tokens_per_sequence,
+            )
+            for last in (False, True)
+        }
+        self.variables = tuple(self._variable(key) for key in choice_keys(self.graph))
+        self._index = {v.key: i for i, v in enumerate(self.variables)}
+        patterns = [
+            StagePattern.of(int(d), int(e), int(t))
+            for d, e, t in zip(self.points.dp, self.points.ep, self.points.etp, strict=True)
+        ]
+        self._groups = {p: np.flatnonzero([q == p for q in patterns]) for p in dict.fromkeys(patterns)}
+
+    def _owner(self, key: str) -> tuple[Block, FusedOp]:
+        return next((b, op) for b, op in self.graph.all_ops() if f"{b.name}/{op.name}" == key)
+
+    def _variable(self, key: str) -> Variable:
+        sizes, n = self.points.sizes, len(self.points)
+        if key == RESIDUAL:
+            width = next((op.hidden.size for _, op in self.graph.all_ops() if op.kind == "embedding"), 1)
+            sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0)
+            legal = np.stack([np.ones(n, dtype=bool), sharded], 1)
+            return self._with_pin(key, (None, 0), legal, (False, False))
+        block, op = self._owner(key)
+        offered = options(block, op)
+        legal = np.ones((n, len(offered)), dtype=bool)
+        for i, option in enumerate(offered):
+            axis = option_axis(option)
+            if axis is not None:
+                legal[:, i] &= sizes[axis] > 1
+            for size, over, _ in option.divides:
+                legal[:, i] &= size % sizes[over] == 0
+        residual_norm = isinstance(op, Norm) and op.follows is None
+        needs = tuple(residual_norm and o.choice == 0 for o in offered)
+        return self._with_pin(key, tuple(o.choice for o in offered), legal, needs)
+
+    def _with_pin(
+        self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[bool, ...]
+    ) -> Variable:
+        if key in self._pinned:
+            legal = legal & np.array([c == self._pinned[key] for c in choices])
+        return Variable(key=key, choices=choices, legal=legal, needs_sharded_residual=needs)
+
+    def step_s(self, step: Step, *, last: bool) -> FloatArray:
+        """Seconds of a step at every point; slices and axes of size one are free."""
+        known = self._step_s.get((step, last))
+        if known is not None:
+            return known
+        if step.kind == "slice":
+            found = np.zeros(len(self.points))
+        else:
+            amounts = self._amounts[last]
+            found = collective_s(
+                cast(CollectiveKind, step.kind),
+                amounts.step_bytes(step, self.points, ACTIVATION_BYTES),
+                self.points.sizes[step.axis],
+                self.points.in_node[step.axis],
+                self.cluster.intra,
+                self.cluster.inter,
+            )
+        self._step_s[step, last] = found
+        return found
+
+    def component(self, block: Block) -> Component:
+        """Factors and bytes of one block."""
+        last = block is self.graph.epilogue
+        work = WorkModel(
+            device=self.cluster.device, workload=self.workload, points=self.points, amounts=self._amounts[last]
+        )
+        factors: list[Factor] = []
+        weights: dict[int, FloatArray] = {}
+        kv: dict[int, FloatArray] = {}
+        for op in block.ops:
+            offered = options(block, op)
+            if not offered:
+                factors.append(self._constant(work.seconds(op, None), op))
+                continue
+            v = self._index.get(choice_key(self.graph, block, op))
+            listed = offered if v is None else [self._option(offered, c) for c in self.variables[v].choices]
+            compute = np.stack([work.seconds(op, o) for o in listed], 1)
+            inside = np.stack([self._steps_s(o.internal, last=last) for o in listed], 1)
+            held = np.stack([work.weight_bytes(op, o) for o in listed], 1)
+            cached = np.stack([work.kv_bytes(op, o) for o in listed], 1)
+            at = () if v is None else (v,)
+            pick = (lambda t: t[:, 0]) if v is None else (lambda t: t)
+            factors.append(Factor(variables=at, table=pick(compute), label=op.name, what=op.kind))
+            if inside.any():
+                factors.append(Factor(variables=at, table=pick(inside), label=op.name, what="collective"))
+            key = self._index[RESIDUAL] if v is None else v
+            size = len(self.variables[key].choices)
+            weights[key] = weights.get(key, 0.0) + (held if v is not None else np.repeat(held, size, 1))
+            if cached.any():
+                kv[key] = kv.get(key, 0.0) + cached
+        for producer in (None, *block.ops):
+            factor = self._tensor_factor(block, producer, last=last)
+            if factor is not None:
+                factors.append(factor)
+        return Component(name=block.name, factors=tuple(factors), weights=tuple(weights.items()), kv=tuple(kv.items()))
+
+    @staticmethod
+    def _option(offered: tuple[Option, ...], choice: Choice) -> Option:
+        return next(o for o in offered if o.choice == choice)
+
+    def _steps_s(self, steps: tuple[Step, ...], *, last: bool) -> FloatArray:
+        total = np.zeros(len(self.points))
+        for step in steps:
+            total = total + self.step_s(step, last=last)
+        return total
+
+    @staticmethod
+    def _constant(seconds: FloatArray, op: FusedOp) -> Factor:
+        return Factor(variables=(), table=seconds, label=op.name, what=op.kind)
+
+    def _tensor_factor(self, block: Block, producer: FusedOp | None, *, last: bool) -> Factor | None:
+        """Seconds of all moves of one tensor, over the choices of its producer and readers."""
+        name = BLOCK_INPUT if producer is None else producer.name
+        readers = [(op, i) for op, i in consumers(block, name) if op.kind != "embedding"]
+        if not readers and producer is None:
+            return None
+        residual = self._index[RESIDUAL]
+
+        def variable(op: FusedOp | None) -> int | None:
+            if op is None or isinstance(op, Add):
+                return residual
+            return self._index.get(choice_key(self.graph, block, op))
+
+        involved = {variable(op) for op in (producer, *(r for r, _ in readers))} - {None}
+        if not readers and not getattr(producer, "is_head", False):
+            involved.add(residual)
+        order = tuple(sorted(v for v in involved if v is not None))
+        shape = tuple(len(self.variables[v].choices) for v in order)
+        table = np.zeros((len(self.points), *shape))
+        for cell in itertools.product(*(range(n) for n in shape)):
+            chosen = {v: self.variables[v].choices[c] for v, c in zip(order, cell, strict=True)}
+            for pattern, index in self._groups.items():
+                table[(index, *cell)] = self._cell(block, producer, readers, chosen, pattern, variable, last)[index]
+        if not table.any():
+            return None
+        return Factor(variables=order, table=table, label=name, what="collective")
+
+    def _cell(
+        self,
+        block: Block,
+        producer: FusedOp | None,
+        readers: list[tuple[FusedOp, int]],
+        chosen: Mapping[int, Choice],
+        pattern: StagePattern,
+        variable: "object",
+        last: bool,
+    ) -> FloatArray:
+        residual = _RESIDUAL_LAYOUTS[chosen.get(self._index[RESIDUAL], None)]
+
+        def option(op: FusedOp) -> Option:
+            v = variable(op)  # type: ignore[operator]
+            return self._option(options(block, op), None if v is None else chosen[v])
+
+        raw = residual if producer is None or isinstance(producer, Add) else option(producer).yields
+        needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
+        final = None
+        if not readers:
+            final = R if getattr(producer, "is_head", False) else residual
+        for op in (producer, *(r for r, _ in readers)):
+            if isinstance(op, Norm) and op.follows is None and option(op).choice == 0 and residual is R:
+                v = self._index[RESIDUAL]
+                if v in chosen and op in [r for r, _ in readers]:
+                    return np.full(len(self.points), ILLEGAL_S)
+        try:
+            moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
+        except UnsupportedModelError:
+            return np.full(len(self.points), ILLEGAL_S)
+        steps = (*moves.exit, *(s for entry in moves.entry for s in entry))
+        return self._steps_s(steps, last=last)
+
+    def send(self) -> Component:
+        """The hand-over of one microbatch to the next stage: the residual, from one device to one device."""
+        width = next((op.width.size for b in self.graph.blocks for op in b.ops if isinstance(op, Add)), 1)
+        num_bytes = self._amounts[False].tokens * width * ACTIVATION_BYTES
+        many = self.points.pp > 1
+        close = self.points.group * 2 <= self.cluster.devices_per_node
+        seconds = collective_s(
+            "send_recv", num_bytes, np.where(many, 2, 1), np.where(many & close, 2, 1), self.cluster.intra,
+            self.cluster.inter,
+        )
+        return Component(
+            name="send",
+            factors=(Factor(variables=(), table=seconds, label="stage", what="send_recv"),),
+            weights=(),
+            kv=(),
+        )
+
+
+def build_tables(
+    graph: OpGraph,
+    cluster: Cluster,
+    workload: Workload,
+    points: Points,
+    pinned: Mapping[str, Choice],
+) -> tuple[tuple[Variable, ...], dict[str, Component]]:
+    """Variables (the residual first, then ops in graph order) and components by block name, plus ``"send"``.
+
+    A pinned variable keeps its options, but only the pinned one is legal.
+    """
+    builder = TableBuilder(graph, cluster, workload, points, pinned)
+    components = {block.name: builder.component(block) for block in graph.components()}
+    components["send"] = builder.send()
+    return builder.variables, components

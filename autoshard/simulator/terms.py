@@ -1,0 +1,40 @@
+"""Opens one prediction into its terms: which op or collective takes how much of the step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.simulator.simulator import Simulator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Seconds of the step spent in one op or tensor of one part (``what`` is the op's kind, or ``collective``)."""
+
+    part: str
+    label: str
+    what: str
+    seconds: float
+
+
+def terms(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[Term, ...]:
+    """Terms of the step of one strategy; they sum to its ``step_s``.
+
+    The slowest stage is opened, times pp: every stage is charged as long as the slowest.
+    """
+    at, options = np.array([point]), np.array([dims], dtype=np.int64)
+    seconds = np.stack([c.seconds(at, options) for c in simulator.parts], 1)
+    profiles = simulator.profiles_of(at)[0]
+    slowest = profiles[(profiles * seconds).sum(-1).argmax()]
+    pp = float(simulator.points.pp[point])
+    found = []
+    for count, part in zip(slowest, simulator.parts, strict=True):
+        for factor in part.factors:
+            cell = (point, *(dims[v] for v in factor.variables))
+            value = float(factor.table[cell]) * count * pp
+            if value > 0:
+                found.append(Term(part=part.name, label=factor.label, what=factor.what, seconds=value))
+    if pp > 1:
+        sent = float(simulator.send_s[point]) * pp
+        found.append(Term(part="send", label="stage", what="send_recv", seconds=sent))
+    return tuple(found)

@@ -1,0 +1,162 @@
+"""Seconds of a fused op's own computation under one option, at every degree point, and the bytes it keeps.
+
+Which sizes an option divides comes from the option; how long a kernel takes from `autoshard.cost`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost import (
+    attention_decode_s,
+    attention_prefill_s,
+    experts_touched,
+    gemm_s,
+    grouped_gemm_s,
+    memory_op_s,
+)
+from autoshard.hardware import Device
+from autoshard.ir import (
+    Activation,
+    Add,
+    Attention,
+    Embedding,
+    ExpertsLinear,
+    FusedOp,
+    Linear,
+    Norm,
+    Opaque,
+    Param,
+    Router,
+)
+from autoshard.sharding.layout import Axis
+from autoshard.sharding.option import Option
+from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.points import Points
+from autoshard.units import dtype_bytes
+from autoshard.workload import Workload
+
+FloatArray = NDArray[np.float64]
+ACTIVATION_BYTES = 2.0
+"""Activations move in bfloat16, whatever the weights are stored in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkModel:
+    """Prices the computation of fused ops for a workload on a device at given points."""
+
+    device: Device
+    workload: Workload
+    points: Points
+    amounts: Amounts
+
+    def _share(self, axis: Axis | None) -> FloatArray:
+        if axis is None:
+            return np.ones(len(self.points))
+        return self.points.sizes[axis].astype(np.float64)
+
+    def seconds(self, op: FusedOp, option: Option | None) -> FloatArray:
+        """Compute time of one pass of ``op`` ([points]); an `Add` has no option and is part of a fused kernel."""
+        inner = self._share(None if option is None else option.split_in)
+        outer = self._share(None if option is None else option.split_out)
+        tokens, dtype = self.amounts.tokens, self.workload.dtype
+        match op:
+            case Linear():
+                return gemm_s(self.device, tokens, op.in_dim.size / inner, op.out_dim.size / outer, dtype)
+            case Router():
+                scores = gemm_s(self.device, tokens, op.hidden.size / inner, op.experts.size / outer)
+                return scores + memory_op_s(self.device, tokens * op.experts.size * 4.0)
+            case ExpertsLinear():
+                return self._experts(op, inner, outer)
+            case Attention():
+                return self._attention(op, split=option is not None and option.choice == 0)
+            case Activation():
+                rows = self.amounts.pairs if op.routed else tokens
+                width = op.width.size * (op.num_inputs_wide + 1) / outer
+                return memory_op_s(self.device, rows * width * ACTIVATION_BYTES)
+            case Norm():
+                return memory_op_s(self.device, 2.0 * tokens * op.width.size / outer * ACTIVATION_BYTES)
+            case Embedding():
+                return memory_op_s(self.device, 2.0 * tokens * op.hidden.size / outer * ACTIVATION_BYTES)
+            case Add():
+                # One more read of the residual by the kernel of the norm that follows: no launch of its own.
+                extra = tokens * op.width.size * ACTIVATION_BYTES
+                return memory_op_s(self.device, extra) - memory_op_s(self.device, 0.0)
+            case Opaque():
+                peak = self.device.peak_flops_per_s("bfloat16")
+                return op.flops_per_token * tokens / peak + memory_op_s(self.device, float(op.num_parameters) * 2.0)
+
+    def _experts(self, op: ExpertsLinear, inner: FloatArray, outer: FloatArray) -> FloatArray:
+        local = op.experts.size / self._share("ep")
+        touched = experts_touched(local, op.experts.size, op.top_k, self.amounts.group_tokens)
+        return grouped_gemm_s(
+            self.device,
+            self.amounts.pairs,
+            local,
+            touched,
+            op.in_dim.size / inner,
+            op.out_dim.size / outer,
+            self.workload.dtype,
+        )
+
+    def _attention(self, op: Attention, *, split: bool) -> FloatArray:
+        heads = op.heads.size / self._share("tp" if split else None)
+        kv_heads = op.kv_heads.size / self._share("tp_kv" if split else None)
+        context = self.workload.mean_context
+        if op.window is not None:
+            context = min(context, float(op.window))
+        if self.workload.phase == "decode":
+            return attention_decode_s(
+                self.device,
+                self.amounts.sequences,
+                context,
+                heads,
+                kv_heads,
+                op.qk_dim,
+                op.v_dim,
+                dtype_bytes(self.workload.kv_dtype),
+            )
+        return attention_prefill_s(
+            self.device,
+            self.amounts.sequences,
+            self.workload.tokens_per_sequence,
+            context,
+            heads,
+            kv_heads,
+            op.qk_dim,
+            op.v_dim,
+        )
+
+    def weight_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
+        """Bytes of an op's parameters on one rank; aliases have none.
+
+        Matrices and experts are stored in the workload's dtype, everything else in the model's.
+        """
+        total = np.zeros(len(self.points))
+        quantised = isinstance(op, Linear | ExpertsLinear) and not getattr(op, "is_head", False)
+        for i, param in enumerate(op.params):
+            if param.shared_with is not None:
+                continue
+            part = np.ones(len(self.points))
+            for sharding in option.params[i] if option is not None and i < len(option.params) else ():
+                part = part * self.points.sizes[sharding.axis]
+            total += param.numel * self._element_bytes(param, quantised=quantised) / part
+        return total
+
+    def _element_bytes(self, param: Param, *, quantised: bool) -> float:
+        if quantised and param.role == "weight":
+            return dtype_bytes(self.workload.dtype)
+        return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
+
+    def kv_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
+        """Bytes of the KV cache of one instance on one rank, over all microbatches in flight."""
+        if not isinstance(op, Attention):
+            return np.zeros(len(self.points))
+        split = option is not None and option.choice == 0
+        cached = self.workload.cached_tokens_per_sequence
+        if op.window is not None:
+            cached = min(cached, op.window)
+        per_token = op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
+        held = self.points.sequences * self.points.microbatches * float(cached)
+        return held * per_token / self._share("tp_kv" if split else None)
