@@ -1,0 +1,73 @@
+"""The one door for private torch names. Each says which of the supported versions (2.11 to 2.14) have it.
+
+======================================= ==========================================================================
+`StridedShard`                          ``torch.distributed.tensor.placement_types._StridedShard``, 2.5 and later
+`FakeStore`                             ``torch.testing._internal.distributed.fake_pg``, 1.13 and later
+`flattened`                             ``DeviceMesh._flatten``, 2.5 and later (2.6: flattening again returns the same)
+`concatenated`                          ``DeviceMesh._concatenate``, 2.10 and later
+`as_process_group`                      ``ProcessGroup.unbox``, 2.1 and later
+`group_by_name`                         ``torch.distributed.distributed_c10d._resolve_process_group``, 2.2 and later
+`DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
+======================================= ==========================================================================
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "DispatchMode",
+    "FakeStore",
+    "StridedShard",
+    "as_process_group",
+    "concatenated",
+    "flattened",
+    "group_by_name",
+]
+
+
+def flattened(mesh: DeviceMesh, dims: Sequence[str], name: str) -> DeviceMesh:
+    """The consecutive dims of a root mesh as one dim called ``name``; asked again it gives the same mesh and group."""
+    if tuple(dims) == (name,):
+        return mesh[name]
+    return mesh[tuple(dims)]._flatten(name)
+
+
+def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """One mesh with the dims of several views of one root, in order.
+
+    ``root["dp", "tp"]`` gives the same for flattened dims, with a deprecation warning of torch.
+    """
+    return meshes[0] if len(meshes) == 1 else DeviceMesh._concatenate(list(meshes))
+
+
+class DispatchMode(TorchDispatchMode):
+    """A `TorchDispatchMode` whose constructor is typed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+
+def group_by_name(name: str) -> ProcessGroup:
+    """The process group that functional collectives call ``name``."""
+    return c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def as_process_group(value: Any) -> ProcessGroup | None:
+    """The process group in an argument of a ``c10d`` operator; None if the argument is something else."""
+    if not isinstance(value, torch.ScriptObject):
+        return None
+    try:
+        return ProcessGroup.unbox(value)
+    except RuntimeError:  # another script object, such as the reduce operation
+        return None

@@ -1,0 +1,172 @@
+"""Questions about the flow of data through one block of an exported graph.
+
+A block's nodes fall into *found* fused ops (:class:`Found`) and everything in between: casts, views, rope, masks.
+``sources`` looks backward from a node through that in-between to the ops it comes from.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor, fx
+
+from autoshard.tracing.axes import base_name
+
+LAYOUT = frozenset(
+    [
+        "transpose",
+        "permute",
+        "view",
+        "reshape",
+        "t",
+        "numpy_T",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "contiguous",
+        "to",
+        "alias",
+        "detach",
+        "clone",
+        "_unsafe_view",
+        "flatten",
+    ]
+)
+"""Ops that move or cast elements and compute nothing."""
+IDENTITY = LAYOUT | {"dropout"}
+"""What a residual may pass on its way and stay the residual."""
+CREATION = frozenset(
+    [
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "_assert_tensor_metadata",
+    ]
+)
+"""Ops that take only a shape from their input: no data flows through them."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Found:
+    """A fused op in the making: what was recognised, the nodes that are it, and the parameters it owns.
+
+    ``shape`` is what the node computes (``contraction``, ``norm``, ``attention``, ``embedding``, ``add``, ``opaque``);
+    ``role`` is what it is to the model, filled once the surroundings are known. ``weight`` and ``bias`` are parameter
+    placeholders; an opaque op lists its own in ``parameters``. ``reason`` says why an opaque op is one.
+    """
+
+    shape: str
+    node: fx.Node
+    weight: fx.Node | None = None
+    bias: fx.Node | None = None
+    nodes: list[fx.Node] = field(default_factory=list)
+    parameters: list[fx.Node] = field(default_factory=list)
+    role: str = ""
+    reason: str = ""
+    fqn: str = ""
+
+    def owned(self) -> list[fx.Node]:
+        """All parameter placeholders."""
+        return [p for p in (self.weight, self.bias, *self.parameters) if p is not None]
+
+
+BLOCK_INPUT_SOURCE = Found(shape="input", node=fx.Graph().placeholder("input"), role="input")
+"""Stands for the residual that enters the block."""
+
+
+class Dataflow:
+    """Backward questions inside one block.
+
+    ``labels`` maps the nodes that belong to a found op to it. ``data`` holds every node that depends on token
+    embeddings: outside the block these are the residual, while masks and rope tables are not.
+    """
+
+    def __init__(self, nodes: Iterable[fx.Node], parameters: set[fx.Node], data: set[fx.Node]) -> None:
+        self.nodes = list(nodes)
+        self.labels: dict[fx.Node, Found] = {}
+        self._inside = set(self.nodes)
+        self._parameters = parameters
+        self._data = data
+
+    def label(self, found: Found, *nodes: fx.Node) -> None:
+        """Say that ``nodes`` are part of ``found``."""
+        for node in nodes:
+            self.labels[node] = found
+            found.nodes.append(node)
+
+    def sources(self, *starts: fx.Node) -> tuple[Found, ...]:
+        """The found ops (or the block input) that ``starts`` come from, in order of arguments."""
+        found: dict[Found, None] = {}
+        for node in self._backward(starts):
+            if node in self.labels:
+                found[self.labels[node]] = None
+            elif node not in self._inside and node in self._data:
+                found[BLOCK_INPUT_SOURCE] = None
+        return tuple(found)
+
+    def between(self, *starts: fx.Node) -> list[fx.Node]:
+        """The nodes passed on the way from ``starts`` back to their sources, ``starts`` included."""
+        return [n for n in self._backward(starts) if n not in self.labels and n in self._inside]
+
+    def operands(self, found: Found) -> tuple[fx.Node, ...]:
+        """Inputs of all nodes of an op, parameters and its own nodes apart."""
+        own = set(found.nodes)
+        inputs = (n for node in found.nodes for n in node.all_input_nodes)
+        return tuple(n for n in inputs if n not in own and self.parameter(n) is None)
+
+    def parameter(self, node: fx.Node, through: frozenset[str] = LAYOUT) -> fx.Node | None:
+        """The parameter placeholder that ``node`` is a view of, if it is one."""
+        while node not in self._parameters:
+            name = base_name(node)
+            derived = name in through or (name in ("add", "add_") and len(node.all_input_nodes) == 1)
+            if not derived or not node.args or not isinstance(node.args[0], fx.Node):
+                return None
+            node = node.args[0]
+        return node
+
+    def is_residual(self, node: fx.Node) -> bool:
+        """Whether ``node`` is the block's input, an embedding or a residual sum, as it stands."""
+        while True:
+            found = self.labels.get(node)
+            if found is not None:
+                return found.shape in ("add", "embedding")
+            if node not in self._inside:
+                return node in self._data
+            if base_name(node) not in IDENTITY or not isinstance(node.args[0], fx.Node):
+                return False
+            node = node.args[0]
+
+    def _backward(self, starts: Iterable[fx.Node]) -> Iterator[fx.Node]:
+        """Depth-first in order of arguments; stops at labelled and outside nodes, which are given too."""
+        seen: set[fx.Node] = set()
+        stack = list(reversed(list(starts)))
+        while stack:
+            node = stack.pop()
+            if node in seen or base_name(node) in CREATION:
+                continue
+            seen.add(node)
+            yield node
+            if node not in self.labels and node in self._inside:
+                stack.extend(reversed(node.all_input_nodes))
+
+
+def dependents(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that data of ``roots`` reaches, ``roots`` included."""
+    reached: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in reached or base_name(node) in CREATION:
+            continue
+        reached.add(node)
+        stack.extend(node.users)
+    return reached
+
+
+def is_tensor(node: object) -> bool:
+    """Whether ``node`` is a graph node that gives one tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)

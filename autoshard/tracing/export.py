@@ -1,0 +1,144 @@
+"""From a module to a folded ``torch.export`` graph, before dispatch: ``linear``, attention and grouped GEMMs intact."""
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind
+
+from autoshard.errors import AutoshardError, UnsupportedModelError
+from autoshard.tracing.config_check import one_line, quiet_transformers
+from autoshard.tracing.fold import Stack, folded
+
+TRACE_BATCH = 2
+"""Sequences in a trace. Not one: dimensions of size one vanish."""
+TRACE_LENGTH = 64
+"""Tokens per sequence in a trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel:
+    """The folded graph of a model.
+
+    ``module`` is the graph module; placeholders stand for parameters, buffers and ``input_ids``. ``parameters`` and
+    ``buffers`` give the FQN of a placeholder by node name. ``owners`` gives the FQN of the module that ran a node.
+    """
+
+    module: fx.GraphModule
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    owners: dict[str, str]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the traced batch."""
+        return TRACE_BATCH * TRACE_LENGTH
+
+
+class _Logits(nn.Module):
+    """``input_ids -> logits``, whatever the model returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        takes_cache = "use_cache" in inspect.signature(model.forward).parameters
+        self.options: dict[str, Any] = {"use_cache": False} if takes_cache else {}
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        out = self.model(input_ids, **self.options)
+        out = getattr(out, "logits", out)
+        while isinstance(out, (tuple, list)):
+            out = out[0]
+        return out  # type: ignore[no-any-return]
+
+
+def export_graph(model: nn.Module) -> ExportedModel:
+    """Trace ``model`` (on any device; it is left as it is) on meta tensors, repeated layers folded.
+
+    Raises:
+        UnsupportedModelError: if ``torch.export`` cannot trace the model, with the first line of its reason.
+    """
+    if any(p.device.type != "meta" for p in model.parameters()):
+        model = meta_copy(model)
+    wrapper = _Logits(model).eval()
+    input_ids = torch.zeros(TRACE_BATCH, TRACE_LENGTH, dtype=torch.long, device="meta")
+    with _traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper) as stacks:
+        try:
+            program = torch.export.export(wrapper, (input_ids,), strict=False)
+        except AutoshardError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(f"{type(model).__name__} cannot be traced: {one_line(error)}") from error
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be traced: the size of a tensor in {_owner(node) or 'the model'} "
+                "depends on data"
+            )
+    kinds = {InputKind.PARAMETER: {}, InputKind.BUFFER: {}}  # type: dict[InputKind, dict[str, str]]
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in kinds and spec.target is not None:
+            kinds[spec.kind][spec.arg.name] = _strip(spec.target)
+    return ExportedModel(
+        module=program.graph_module,
+        parameters=kinds[InputKind.PARAMETER],
+        buffers=kinds[InputKind.BUFFER],
+        owners={n.name: _owner(n) for n in program.graph.nodes if n.op == "call_function"},
+        stacks=tuple(
+            Stack(
+                layers=tuple(map(_strip, s.layers)),
+                kinds=tuple(tuple(map(_strip, k)) for k in s.kinds),
+            )
+            for s in stacks
+        ),
+    )
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A structural copy of ``model`` on the meta device; weights are not copied, ties between them are kept."""
+    memo: dict[int, Any] = {}
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+    for b in model.buffers():
+        memo[id(b)] = torch.empty_like(b, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def _strip(name: str) -> str:
+    """An FQN without the wrapper's attribute."""
+    return name.removeprefix("model.")
+
+
+def _owner(node: fx.Node) -> str:
+    """FQN of the innermost module that ran ``node`` (empty for the model itself)."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    fqn = str(stack[-1][0]) if stack else ""
+    return "" if fqn == "model" else _strip(fqn)
+
+
+@contextmanager
+def _traceable_kernels(model: nn.Module) -> Iterator[None]:
+    """Run transformers' experts as grouped GEMMs and attention as SDPA, where the model has them.
+
+    The default loop over experts depends on data and cannot be traced; eager attention hides what it computes.
+    """
+    config: Any = getattr(model, "config", None)
+    wanted = {"_experts_implementation": "grouped_mm"}
+    if getattr(model, "_supports_sdpa", False):
+        wanted["_attn_implementation"] = "sdpa"
+    before = {key: getattr(config, key, None) for key in wanted}
+    changed = [key for key in wanted if before[key] is not None and before[key] != wanted[key]]
+    for key in changed:
+        setattr(config, key, wanted[key])
+    try:
+        yield
+    finally:
+        for key in changed:
+            setattr(config, key, before[key])

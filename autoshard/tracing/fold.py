@@ -1,0 +1,137 @@
+"""Folding: trace each distinct kind of layer once, whatever the depth.
+
+Children of a ``ModuleList`` with the same structure (classes, scalar attributes, parameter and buffer shapes) do the
+same computation. While folded, the first of each kind runs its own forward; a repeat is one opaque op, so that the
+cost of a trace does not grow with depth. Attributes that merely count layers (``layer_idx``) are recognised by their
+values, not their names.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_Attributes = dict[tuple[str, str], object]
+
+
+@torch.library.custom_op("autoshard::repeated_layer", mutates_args=())
+def repeated_layer(x: Tensor, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    """Stand-in for a layer whose structure was traced already: a tensor of the shape and dtype that layer returns."""
+    return x.new_zeros(sizes, dtype=dtype)
+
+
+@repeated_layer.register_fake
+def _repeated_layer_fake(x: Tensor, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    return x.new_empty(sizes, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The layers of one ``ModuleList``: FQNs in model order, grouped by kind (kinds in order of first appearance)."""
+
+    layers: tuple[str, ...]
+    kinds: tuple[tuple[str, ...], ...]
+
+
+def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
+    """Every outermost non-empty ``ModuleList`` that owns parameters, with its layers grouped by structure."""
+    stacks: list[Stack] = []
+    prefixes: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or any(name.startswith(p + ".") for p in prefixes):
+            continue
+        if not any(True for _ in module.parameters()):
+            continue
+        prefixes.append(name)
+        layers = tuple(f"{name}.{i}" for i in range(len(module)))
+        kinds: dict[str, list[str]] = {}
+        for layer, key in zip(layers, _structural_hashes(list(module)), strict=True):
+            kinds.setdefault(key, []).append(layer)
+        stacks.append(Stack(layers=layers, kinds=tuple(tuple(k) for k in kinds.values())))
+    return tuple(stacks)
+
+
+def _structural_hashes(layers: list[nn.Module]) -> list[str]:
+    """One hash per layer; equal for layers that compute the same."""
+    attributes = [_scalar_attributes(layer) for layer in layers]
+    counters = _layer_counters(attributes)
+    hashes = []
+    for layer, scalars in zip(layers, attributes, strict=True):
+        parts = [f"{n}:{type(m).__module__}.{type(m).__qualname__}" for n, m in layer.named_modules()]
+        parts += [f"{key}={value!r}" for key, value in scalars.items() if key not in counters]
+        tensors = [*layer.named_parameters(), *layer.named_buffers()]
+        parts += [f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors]
+        hashes.append(hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest())
+    return hashes
+
+
+def _scalar_attributes(layer: nn.Module) -> _Attributes:
+    """Public plain-valued attributes of every module below ``layer``, by (module, attribute)."""
+    found: _Attributes = {}
+    for name, module in layer.named_modules():
+        for key, value in vars(module).items():
+            if key.startswith("_") or key == "training":
+                continue
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            if all(item is None or isinstance(item, (bool, int, float, str)) for item in items):
+                found[name, key] = value
+    return found
+
+
+def _layer_counters(attributes: list[_Attributes]) -> set[tuple[str, str]]:
+    """Attributes that count layers: in every layer that has them, the layer's position from 0 or from 1."""
+    values: dict[tuple[str, str], set[int | None]] = {}
+    for i, scalars in enumerate(attributes):
+        for key, value in scalars.items():
+            offset = value - i if isinstance(value, int) and not isinstance(value, bool) else None
+            values.setdefault(key, set()).add(offset)
+    return {key for key, offsets in values.items() if offsets in ({0}, {1}) and len(attributes) > 1}
+
+
+@contextmanager
+def folded(model: nn.Module) -> Iterator[tuple[Stack, ...]]:
+    """Within the context, repeats of a layer run as :func:`repeated_layer`; yields the stacks found."""
+    stacks = find_stacks(model)
+    patched: list[nn.Module] = []
+    try:
+        for stack in stacks:
+            for kind in stack.kinds:
+                if len(kind) > 1:
+                    _fold_kind([model.get_submodule(name) for name in kind])
+                    patched += [model.get_submodule(name) for name in kind]
+        yield stacks
+    finally:
+        for module in patched:
+            vars(module).pop("forward", None)
+
+
+def _fold_kind(layers: list[nn.Module]) -> None:
+    """Patch forwards: the first layer notes what it returns, the others return tensors like that."""
+    first, original = layers[0], layers[0].forward
+    returned: list[Any] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        returned[:] = [out]
+        return out
+
+    def repeat(*args: Any, **kwargs: Any) -> Any:
+        x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point())
+        return _like(returned[0], x)
+
+    first.forward = run
+    for layer in layers[1:]:
+        layer.forward = repeat
+
+
+def _like(value: Any, x: Tensor) -> Any:
+    """``value`` with every tensor replaced by the opaque op's result on ``x``."""
+    if isinstance(value, Tensor):
+        return repeated_layer(x, list(value.shape), value.dtype)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_like(v, x) for v in value)
+    return value

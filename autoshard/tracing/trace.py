@@ -1,0 +1,135 @@
+"""From a module to its operator graph."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.tracing import axis_rules  # noqa: F401  (fills the rule table)
+from autoshard.tracing.axes import AxisAnalysis, base_name, shape_of
+from autoshard.tracing.blocks import BuiltBlock, build_block
+from autoshard.tracing.context import GraphContext
+from autoshard.tracing.dataflow import dependents, is_tensor
+from autoshard.tracing.export import ExportedModel, export_graph
+from autoshard.tracing.parameters import ParameterLedger
+from autoshard.tracing.source import ModelSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel:
+    """A model's operator graph and the fx graph it was read from.
+
+    ``placed`` gives (block name, op name) for every node of ``exported.module`` that is an op's own computation or one
+    of its parameters, by node name.
+    """
+
+    graph: OpGraph
+    exported: ExportedModel
+    placed: dict[str, tuple[str, str]]
+
+
+def trace(model: nn.Module, *, name: str) -> OpGraph:
+    """The operator graph of ``model`` (on any device; left as it is), called ``name``.
+
+    Raises:
+        UnsupportedModelError: if the model cannot be traced.
+    """
+    return trace_model(model, name=name).graph
+
+
+def trace_source(source: ModelSource) -> OpGraph:
+    """The operator graph of a source, built on the meta device in its served dtype.
+
+    Raises:
+        InvalidInputError: if the source does not give a model.
+        UnsupportedModelError: if the model cannot be traced.
+    """
+    return trace(source.build(), name=source.name)
+
+
+def trace_model(model: nn.Module, *, name: str) -> TracedModel:
+    """:func:`trace`, keeping the fx graph and what each of its nodes became."""
+    return _Tracer(model, export_graph(model)).run(name)
+
+
+class _Tracer:
+    """One trace: splits the exported graph into blocks and builds each."""
+
+    def __init__(self, model: nn.Module, exported: ExportedModel) -> None:
+        self.model = model
+        self.exported = exported
+        graph = exported.module.graph
+        self.calls = [n for n in graph.nodes if n.op == "call_function"]
+        inputs = {n for n in graph.nodes if n.op == "placeholder" and is_tensor(n)}
+        token_ids = {n for n in inputs if n.name not in exported.parameters and n.name not in exported.buffers}
+        embeddings = [n for n in self.calls if base_name(n) == "embedding" and n.args[1] in token_ids]
+        self.context = GraphContext(
+            analysis=AxisAnalysis(exported.module),
+            ledger=ParameterLedger(model, graph, exported.parameters),
+            owners=exported.owners,
+            data=dependents(embeddings or token_ids),
+            token_ids=token_ids,
+            output=set(graph.output_node().all_input_nodes),
+            hidden=shape_of(embeddings[0])[-1] if embeddings else 0,
+            tokens=exported.tokens,
+        )
+
+    def run(self, name: str) -> TracedModel:
+        """Build prologue, blocks and epilogue, and check that they own every parameter."""
+        kinds = [kind for stack in self.exported.stacks for kind in stack.kinds]
+        members = [[n for n in self.calls if _is_in(self.exported.owners[n.name], kind[0])] for kind in kinds]
+        inside = {n for nodes in members for n in nodes}
+        inside |= {n for n in self.calls if base_name(n) == "repeated_layer"}
+        after = dependents(inside) - inside
+        outside = [n for n in self.calls if n not in inside]
+        before = [n for n in outside if n not in after]
+
+        names = self.context.ledger.names
+        in_layers = [f for f in names if any(_is_in(f, layer) for kind in kinds for layer in kind)]
+        used_before = {self.context.ledger.placeholders.get(i) for n in before for i in n.all_input_nodes}
+        free = [f for f in names if f not in set(in_layers)]
+        prologue = build_block(self.context, before, [f for f in free if f in used_before], last=False)
+        layers = [
+            build_block(self.context, nodes, [f for f in in_layers if _is_in(f, kind[0])], last=False)
+            for kind, nodes in zip(kinds, members, strict=True)
+        ]
+        epilogue = build_block(self.context, [n for n in outside if n in after], free, last=True)
+
+        blocks = tuple(
+            Block(name=title, ops=built.ops, instances=kind)
+            for title, built, kind in zip(_block_names(layers), layers, kinds, strict=True)
+        )
+        index = {layer: i for i, kind in enumerate(kinds) for layer in kind}
+        graph = OpGraph(
+            model_name=name,
+            model_class=type(self.model).__name__,
+            dtype=str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            prologue=Block(name="prologue", ops=prologue.ops, instances=("",)),
+            blocks=blocks,
+            epilogue=Block(name="epilogue", ops=epilogue.ops, instances=("",)),
+            layers=tuple(index[layer] for stack in self.exported.stacks for layer in stack.layers),
+        )
+        expected = self.context.ledger.num_parameters
+        assert graph.num_parameters == expected, f"graph holds {graph.num_parameters} parameters, model {expected}"
+        placed = {
+            node: (block.name, op)
+            for block, built in zip(graph.components(), (prologue, *layers, epilogue), strict=True)
+            for node, op in built.placed.items()
+        }
+        return TracedModel(graph=graph, exported=self.exported, placed=placed)
+
+
+def _is_in(fqn: str, module: str) -> bool:
+    return fqn == module or fqn.startswith(module + ".")
+
+
+def _block_names(layers: list[BuiltBlock]) -> list[str]:
+    """``layers`` for a single kind; otherwise by whether the block routes to experts, numbered on collision."""
+    if len(layers) == 1:
+        return ["layers"]
+    names: list[str] = []
+    for built in layers:
+        name = "moe_layers" if any(isinstance(op, ExpertsLinear) for op in built.ops) else "dense_layers"
+        same = sum(n == name or n.startswith(name + "_") for n in names)
+        names.append(name if not same else f"{name}_{same + 1}")
+    return names
