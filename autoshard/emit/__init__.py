@@ -1,0 +1,7 @@
+"""Emission: a strategy on a live PyTorch model. Read `axes` (the mesh), `steps` (one call per step), then `apply`."""
+
+from autoshard.emit.apply import apply
+from autoshard.emit.axes import device_mesh, submesh
+from autoshard.emit.parameters import torch_placements
+
+__all__ = ["apply", "device_mesh", "submesh", "torch_placements"]

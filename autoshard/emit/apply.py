@@ -1,0 +1,121 @@
+"""Making a live model run under a strategy: parameters become DTensors, modules run on their shards.
+
+The route is module boundaries. Every module that owns a fused op gets a forward that brings its input to the layout
+the op's choice needs, runs the module's own forward on local shards, and takes the output to the layout it is
+delivered in. Nothing else of the model is touched, and no collective runs that the plan does not list.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from autoshard.emit.attention import emit_attention
+from autoshard.emit.axes import check_mesh, mesh_axes
+from autoshard.emit.embedding import emit_embedding
+from autoshard.emit.experts import ExpertsItems, emit_experts
+from autoshard.emit.linear import emit_linear
+from autoshard.emit.local import LocalWidth, replace_forward
+from autoshard.emit.norm import emit_norm
+from autoshard.emit.opaque import emit_opaque
+from autoshard.emit.parameters import check_parameters, shard_parameters
+from autoshard.emit.router import emit_router
+from autoshard.emit.steps import Axes
+from autoshard.errors import InvalidInputError, PlanMismatchError
+from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.sharding import Layout, ResolvedOp, Strategy, mesh_of, place_all, resolve_graph, strategy_reasons
+from autoshard.sharding.space import tensor_axes
+
+_APPLIED = "_autoshard_applied"
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh) -> M:
+    """Shard ``model`` in place under ``strategy`` on ``mesh`` (of `device_mesh`) and return it.
+
+    Works on meta models too. Parameters stop asking for gradients: this is for inference. With attention data
+    parallelism (dp > 1) every dp rank feeds its own sequences, and all ranks run the same number of tokens.
+
+    Raises:
+        PlanMismatchError: another model, another mesh, or a model that a plan was applied to already.
+        InvalidInputError: a strategy that is not legal for the graph.
+    """
+    if getattr(model, _APPLIED, False):
+        raise PlanMismatchError("a plan was applied to this model already; build the model anew to apply another")
+    check_parameters(model, graph)
+    reasons = strategy_reasons(graph, strategy)
+    if reasons:
+        raise InvalidInputError(reasons[0].message)
+    stage = mesh_of(graph, strategy.degrees)
+    check_mesh(mesh, stage, strategy.degrees)
+    axes = mesh_axes(mesh, stage)
+    resolved = resolve_graph(graph, strategy)
+    shard_parameters(model, place_all(graph, strategy), mesh, stage)
+    for block in graph.components():
+        for instance in range(block.repeat):
+            _emit_block(model, block, instance, resolved[block.name], axes)
+    setattr(model, _APPLIED, True)
+    return model
+
+
+def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[ResolvedOp], axes: Axes) -> None:
+    by_kind: dict[str, Callable[[nn.Module, ResolvedOp], None]] = {
+        "embedding": lambda module, item: emit_embedding(module, item, axes),
+        "norm": lambda module, item: emit_norm(module, item, axes),
+        "linear": lambda module, item: emit_linear(module, item, axes, tensor_axes(block, item.op)),
+        "attention": lambda module, item: emit_attention(module, item, axes),
+        "router": lambda module, item: emit_router(module, item, axes),
+        "opaque": lambda module, item: emit_opaque(module, item, axes),
+        "experts": lambda module, item: _emit_routed(module, item, items, axes),
+    }
+    for item in items:
+        if item.op.kind not in by_kind or not item.op.inputs:
+            continue  # additions and activations have no module of their own; unused parameters compute nothing
+        by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
+    for item in items:
+        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+            _keep_width_around(model, block, instance, item, items, axes)
+
+
+def _owner(item: ResolvedOp) -> str:
+    """The module that owns the op's parameters, else the one it was traced in."""
+    return item.op.params[0].fqn.rpartition(".")[0] if item.op.params else item.op.fqn
+
+
+def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes) -> None:
+    """Emit the experts module once, at its up matrix, with the activation and the down matrix that follow it."""
+    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down":
+        return
+    act = next(i for i in items if item.op.name in i.op.inputs)
+    down = next(i for i in items if act.op.name in i.op.inputs)
+    emit_experts(module, ExpertsItems(up=item, act=act, down=down), axes)
+
+
+def _keep_width_around(
+    model: nn.Module, block: Block, instance: int, down: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes
+) -> None:
+    """Let the parent of an experts module give its output the width it is delivered in.
+
+    Models write ``experts(x).reshape(batch, sequence, hidden)`` with the width of the module's *input*, which differs
+    when input and output have different layouts.
+    """
+    assert isinstance(down.op, ExpertsLinear)
+    up = next(i for i in items if isinstance(i.op, ExpertsLinear) and i.op.stage == "up" and i.op.fqn == down.op.fqn)
+    producer = next(i for i in items if i.op.name == up.op.inputs[0])
+    parent = model.get_submodule(block.fqn(down.op.fqn, instance).rpartition(".")[0])
+    whole = down.op.out_dim.size
+    width = {Layout.REPLICATED: whole, Layout.SHARDED: whole // axes["tp"].size}
+    before, after = width[producer.delivered], width[down.delivered]
+    if before == after:
+        return
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with LocalWidth(full=before, local=after):
+                return forward(*args, **kwargs)
+
+        return run
+
+    replace_forward(parent, make)

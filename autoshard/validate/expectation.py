@@ -1,0 +1,66 @@
+"""What ranks must be seen to do, derived from the graph and the strategy before any rank exists. No torch here."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from autoshard.ir import OpGraph
+from autoshard.sharding import Degrees, Strategy, collectives, mesh_of, place_all
+from autoshard.sharding.layout import Axis
+from autoshard.units import dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Traffic:
+    """Collectives of one kind, axis and size in one forward pass, and how many of them.
+
+    ``step`` is 0 for the prompt and n for the n-th decode step; ``axis`` is the name of the mesh axis, or the ranks of
+    the group where it is none of the plan's.
+    """
+
+    step: int
+    kind: str
+    axis: str
+    group_size: int
+    num_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Traffic of a prompt and its decode steps, and the bytes of parameters, on every rank."""
+
+    traffic: tuple[Traffic, ...]
+    parameter_bytes: int
+
+
+def expect(graph: OpGraph, strategy: Strategy, *, sequences: int, lengths: tuple[int, ...], dtype: str) -> Expectation:
+    """What passes of ``lengths`` tokens (the prompt, then decode steps) of ``sequences`` sequences must send.
+
+    ``sequences`` counts all dp ranks together; ``dtype`` is that of parameters and activations.
+    """
+    found: Counter[tuple[int, str, str, int, int]] = Counter()
+    for step, length in enumerate(lengths):
+        tokens = sequences // strategy.degrees.dp * length
+        for c in collectives(graph, strategy, tokens=tokens, activation_bytes=dtype_bytes(dtype)):
+            found[step, c.kind, c.axis, c.group_size, c.num_bytes] += c.count
+    stage = mesh_of(graph, strategy.degrees)
+    placed = (replace(p, dtype=dtype) for p in place_all(graph, strategy))
+    return Expectation(
+        traffic=tuple(sorted(Traffic(*key, count) for key, count in found.items())),
+        parameter_bytes=sum(p.local_bytes(stage) for p in placed),
+    )
+
+
+def axis_ranks(graph: OpGraph, degrees: Degrees, axis: Axis, rank: int) -> tuple[int, ...]:
+    """The ranks of the group of ``axis`` that ``rank`` is in: those that differ in the axis' mesh dims only."""
+    stage = mesh_of(graph, degrees)
+    strides: dict[str, tuple[int, int]] = {}
+    below = 1
+    for name, size in reversed(stage.dims):
+        strides[name] = (below, size)
+        below *= size
+    ranks = [rank]
+    for name in stage.view(axis):
+        stride, size = strides[name]
+        ranks = [r - (r // stride % size) * stride + i * stride for r in ranks for i in range(size)]
+    return tuple(sorted(set(ranks)))

@@ -1,0 +1,134 @@
+"""What one rank does: for every model, dtype and case, run unsharded and sharded and write down what it saw.
+
+Started by `autoshard.validate.elastic`. Reads a `Job`, writes ``rank<N>.json`` beside it. What should have been seen is
+not in the job: the parent compares.
+"""
+
+import contextlib
+import copy
+import faulthandler
+import importlib
+import json
+import os
+import traceback
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from autoshard.emit import apply, device_mesh
+from autoshard.emit.axes import mesh_axes
+from autoshard.ir import OpGraph
+from autoshard.sharding import Strategy, mesh_of
+from autoshard.tracing import source_from_dict
+from autoshard.validate.comm_log import CommLog
+from autoshard.validate.decoding import new_cache, next_logits, token_ids
+from autoshard.validate.job import Case, Job, ModelJob
+from autoshard.validate.lift import lift_float32
+
+
+class Rank:
+    """One rank's work on one model in one dtype; meshes are kept, since groups are slow to make."""
+
+    def __init__(self, job: ModelJob, dtype: str, device: str, meshes: dict[Any, DeviceMesh]) -> None:
+        self.job = job
+        self.device = device
+        self.meshes = meshes
+        self.lift = lift_float32 if dtype == "float64" else contextlib.nullcontext
+        # Eager experts are the definition, and the only ones that take float64.
+        source = source_from_dict(job.source)
+        self.model = source.build(device=device, dtype=dtype, seed=job.seed, experts="eager")
+        vocab = max(op.vocab.size for _, op in job.graph.all_ops() if op.kind == "embedding")
+        self.ids = [t.to(device) for t in token_ids(vocab, job.sequences, job.lengths, job.seed + 1)]
+        with self.lift():
+            cache = new_cache(self.model)
+            self.reference = [next_logits(self.model, ids, cache) for ids in self.ids]
+
+    def mesh(self, graph: OpGraph, strategy: Strategy) -> DeviceMesh:
+        """The mesh of the strategy's degrees, made once."""
+        d = strategy.degrees
+        key = (mesh_of(graph, d), d.pp)
+        if key not in self.meshes:
+            self.meshes[key] = device_mesh(graph, d, self.device)
+        return self.meshes[key]
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """Errors, traffic and bytes of one case on this rank."""
+        graph, strategy = self.job.graph, case.strategy
+        mesh = self.mesh(graph, strategy)
+        axes = mesh_axes(mesh, mesh_of(graph, strategy.degrees))
+        with hook(case.hook):
+            model = apply(copy.deepcopy(self.model), graph, strategy, mesh)
+            share = self.job.sequences // strategy.degrees.dp
+            mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
+            cache, errors, traffic = new_cache(model), [], []
+            for step, ids in enumerate(self.ids):
+                with CommLog() as comm, self.lift():
+                    logits = next_logits(model, ids[mine], cache)
+                errors.append(relative_error(logits, self.reference[step][mine]))
+                seen = Counter((c.kind, c.ranks, c.num_bytes) for c in comm.log)
+                traffic += [[step, kind, ranks, num_bytes, n] for (kind, ranks, num_bytes), n in seen.items()]
+        return {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """max|a-b| / max|b|; infinite for another shape."""
+    if got.shape != want.shape:
+        return float("inf")
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of this rank's parameters, tied ones once."""
+    local = {id(p): p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()}
+    return sum(p.numel() * p.element_size() for p in local.values())
+
+
+def hook(name: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The context manager ``module:function`` in which a case runs: how tests break something on purpose."""
+    if name is None:
+        return contextlib.nullcontext()
+    module, _, function = name.partition(":")
+    made = getattr(importlib.import_module(module), function)()
+    assert isinstance(made, contextlib.AbstractContextManager)
+    return made
+
+
+def work(job: Job, device: str) -> list[dict[str, Any]]:
+    """All results of this rank, in the order of the job; an exception is a result too."""
+    results: list[dict[str, Any]] = []
+    meshes: dict[Any, DeviceMesh] = {}
+    for model in job.models:
+        for dtype in job.dtypes:
+            rank = Rank(model, dtype, device, meshes)
+            for case in model.cases:
+                try:
+                    results.append(rank.run(case))
+                except Exception as error:  # the launch goes on: all ranks fail alike, and the parent tells
+                    if os.environ.get("AUTOSHARD_DEBUG"):
+                        traceback.print_exc()
+                    results.append({"exception": f"{type(error).__name__}: {error}"})
+    return results
+
+
+def main(path: str) -> None:
+    """Run the job at ``path`` as the rank that torchrun says."""
+    job = Job.model_validate_json(Path(path).read_text())
+    faulthandler.dump_traceback_later(job.timeout_s, exit=True)
+    torch.set_num_threads(1)
+    if job.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "nccl" if job.device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=min(60, job.timeout_s)))
+    try:
+        results = work(job, job.device)
+        (Path(path).parent / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    finally:
+        dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,129 @@
+"""Ways to break a sharded model, run inside the ranks: each must be noticed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import autoshard.emit.apply as apply_module
+import autoshard.emit.linear as linear_module
+import autoshard.emit.steps as steps_module
+from autoshard.sharding import ResolvedOp
+
+
+@contextmanager
+def _patched(module: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, make(before))
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def _change_items(change: Callable[[ResolvedOp], ResolvedOp]) -> Any:
+    def make(resolve: Any) -> Any:
+        return lambda *a: {b: tuple(change(i) for i in items) for b, items in resolve(*a).items()}
+
+    return _patched(apply_module, "resolve_graph", make)
+
+
+def _change_placements(change: Callable[[Any], Any]) -> Any:
+    return _patched(apply_module, "place_all", lambda place: lambda *a: tuple(change(p) for p in place(*a)))
+
+
+def drop_reduction() -> Any:
+    """The partial sums of the attention's output are never added up."""
+    return _change_items(lambda i: replace(i, exit=()) if i.op.name == "o" else i)
+
+
+def drop_gather() -> Any:
+    """The logits stay split over the vocabulary."""
+    return _change_items(lambda i: replace(i, exit=()) if i.op.name == "head" else i)
+
+
+def swap_placement() -> Any:
+    """A matrix that is split is kept whole."""
+
+    def change(p: Any) -> Any:
+        whole = tuple(replace(x, kind="replicate") for x in p.placements)
+        return replace(p, placements=whole) if p.fqn.endswith("q_proj.weight") else p
+
+    return _change_placements(change)
+
+
+def plain_shard() -> Any:
+    """gate|up is split as if it were one matrix: right shapes and bytes, wrong columns."""
+
+    def change(p: Any) -> Any:
+        return replace(p, placements=tuple(replace(x, packed=1) for x in p.placements))
+
+    return _change_placements(change)
+
+
+def other_experts() -> Any:
+    """The experts of the ep ranks are mixed up: right shapes and bytes, wrong experts."""
+
+    def make(mesh_axes: Any) -> Any:
+        def swapped(*a: Any) -> Any:
+            axes = dict(mesh_axes(*a))
+            axes["ep"] = replace(axes["ep"], coordinate=axes["ep"].size - 1 - axes["ep"].coordinate)
+            return axes
+
+        return swapped
+
+    return _patched(apply_module, "mesh_axes", make)
+
+
+def double_bytes() -> Any:
+    """Reductions send twice what they need; the result is the same."""
+
+    def make(all_reduce: Any) -> Any:
+        return lambda x, axis: all_reduce(torch.stack((x, x)), axis)[0]
+
+    return _patched(steps_module, "all_reduce", make)
+
+
+def extra_collective() -> Any:
+    """A collective that nobody planned, with no effect on the result."""
+
+    def make(all_reduce: Any) -> Any:
+        def twice(x: torch.Tensor, axis: Any) -> torch.Tensor:
+            dist.all_reduce(x.new_zeros(1))
+            return all_reduce(x, axis)  # type: ignore[no-any-return]
+
+        return twice
+
+    return _patched(steps_module, "all_reduce", make)
+
+
+def bias_while_partial() -> Any:
+    """The bias is added by every rank before the sum."""
+
+    def make(local_parameters: Any) -> Any:
+        return lambda module, **_: _without_bias_in(local_parameters(module))
+
+    return _patched(linear_module, "local_parameters", make)
+
+
+@contextmanager
+def _without_bias_in(context: Any) -> Iterator[dict[str, Any]]:
+    with context as local:
+        yield {k: v for k, v in local.items() if k != "bias"}
+
+
+def divided_groups() -> Any:
+    """kv heads fewer than tp, and the module told heads per kv head / tp instead of local heads / local kv heads."""
+
+    def make(emit: Any) -> Any:
+        def wrong(module: Any, item: Any, axes: Any) -> None:
+            groups = module.num_key_value_groups
+            emit(module, item, axes)
+            module.num_key_value_groups = max(1, groups // axes["tp"].size)
+
+        return wrong
+
+    return _patched(apply_module, "emit_attention", make)

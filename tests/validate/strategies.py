@@ -1,0 +1,29 @@
+"""Random legal strategies: every choice drawn among what is offered at random legal degrees."""
+
+import random
+from collections.abc import Iterator
+
+from autoshard.ir import OpGraph
+from autoshard.sharding import RESIDUAL, Strategy, mesh_of, strategy_reasons
+from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
+from autoshard.sharding.space import free_ops, options
+from autoshard.validate.cases import legal_degrees
+
+
+def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iterator[Strategy]:
+    rng = random.Random(seed)
+    points = list(legal_degrees(graph, nproc))
+    while count:
+        degrees = rng.choice(points)
+        residual = rng.choice((None, 0)) if degrees.tp > 1 else None
+        chosen = {RESIDUAL: residual}
+        layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
+        sizes = axis_sizes(mesh_of(graph, degrees))
+        for block in graph.components():
+            for op in free_ops(block):
+                legal = [o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None]
+                chosen.setdefault(choice_key(graph, block, op), rng.choice(legal))
+        strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+        if not strategy_reasons(graph, strategy):
+            count -= 1
+            yield strategy
