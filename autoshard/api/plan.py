@@ -97,5 +97,6 @@ class Plan:
         d = self.degrees
         return (
             f"Plan({self.data.model.name} on {self.data.cluster.name}: pp={d.pp} dp={d.dp} tp={d.tp} ep={d.ep}"
-            f" etp={d.etp} batch={d.batch} x{d.replicas}, {self.predicted.tokens_per_s_per_gpu:.1f} tokens/s/GPU predicted)"
+            f" etp={d.etp} batch={d.batch} x{d.replicas},"
+            f" {self.predicted.tokens_per_s_per_gpu:.1f} tokens/s/GPU predicted)"
         )

@@ -1,0 +1,1 @@
+"""What programs and the command line call: plan (`entry`), simulate, compare, validate. Read `entry` first."""

@@ -1,0 +1,77 @@
+"""All searches in the same space, over seeds, against the proven optimum."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autoshard.api.relax import limit_message
+from autoshard.api.solve import ALGORITHMS, run_search
+from autoshard.errors import InvalidInputError, NoFeasiblePlanError
+from autoshard.search.exact import ExactSearch
+from autoshard.simulator import Simulator
+
+SEEDLESS = ("exact", "megatron")
+"""Searches that are exhaustive: one run says it all."""
+
+
+def check_runs(methods: Sequence[str], *, seeds: int, budget: int) -> None:
+    """Raise InvalidInputError for no or an unknown search, or fewer than one seed or call."""
+    for method in methods:
+        if method not in ALGORITHMS:
+            raise InvalidInputError(f"unknown search {method!r}; known are {', '.join(ALGORITHMS)}")
+    if not methods:
+        raise InvalidInputError(f"no methods to compare; known are {', '.join(ALGORITHMS)}")
+    if seeds < 1:
+        raise InvalidInputError(f"seeds={seeds} must be at least 1")
+    if budget < 1:
+        raise InvalidInputError(f"budget={budget} must be at least 1 simulator call")
+
+
+def compare(
+    simulator: Simulator,
+    *,
+    methods: Sequence[str] = ALGORITHMS,
+    seeds: int = 10,
+    budget: int = 4000,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run every method ``seeds`` times; regret is ``1 - value / optimum``, clipped at 0 (1 if it found nothing).
+
+    Raises:
+        InvalidInputError: for an unknown method, or no seed or call.
+        NoFeasiblePlanError: when no strategy meets the limits (proven).
+    """
+    check_runs(methods, seeds=seeds, budget=budget)
+    num_devices = simulator.cluster.num_devices
+    progress("exact")
+    start = time.perf_counter()
+    exact = ExactSearch(simulator).run()
+    exact_s = time.perf_counter() - start
+    if exact.point is None:
+        raise NoFeasiblePlanError(limit_message(simulator))
+    optimum = exact.tokens_per_s / num_devices
+    found: dict[str, Any] = {}
+    for method in methods:
+        runs = []
+        for seed in range(1 if method in SEEDLESS else seeds):
+            progress(f"{method}, seed {seed}")
+            if method == "exact":
+                rate, calls, seconds = optimum, 0, exact_s
+            else:
+                start = time.perf_counter()
+                _, result = run_search(simulator, method, budget=budget, seed=seed)
+                rate, calls, seconds = result.throughput, result.calls, time.perf_counter() - start
+            regret = max(0.0, 1.0 - rate / optimum)
+            run = {"seed": seed, "tokens_per_s_per_gpu": rate, "calls": calls, "seconds": seconds, "regret": regret}
+            runs.append(run)
+        regrets = [r["regret"] for r in runs]
+        found[method] = {"runs": runs, "median_regret": statistics.median(regrets), "worst_regret": max(regrets)}
+    return {
+        "model": simulator.graph.model_name,
+        "cluster": simulator.cluster.name,
+        "budget": budget,
+        "degree_points": len(simulator.points),
+        "exact": {"tokens_per_s_per_gpu": optimum, "seconds": exact_s},
+        "methods": found,
+    }

@@ -1,0 +1,66 @@
+"""``autoshard(model, cluster)``: from a model definition to a sharding plan."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autoshard.api.build_plan import build_plan
+from autoshard.api.models import graph_of, source_of, written_source
+from autoshard.api.pins import parse_fix, parse_pin, pins_for
+from autoshard.api.plan import Plan
+from autoshard.api.solve import ALGORITHMS, make_simulator, solve
+from autoshard.errors import InvalidInputError
+from autoshard.hardware import Cluster, parse_cluster
+from autoshard.sharding import Choice
+from autoshard.workload import Workload
+
+
+def autoshard(
+    model: Any,
+    cluster: Cluster | str,
+    workload: Workload | None = None,
+    *,
+    search: str = "rl",
+    budget: int = 4000,
+    seed: int = 0,
+    fix: str | Mapping[str, int] | None = None,
+    pin: str | Mapping[str, Choice] | None = None,
+    polish: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Find a sharding plan for serving ``model`` on ``cluster``.
+
+    Args:
+        model: A ``torch.nn.Module`` (on any device, meta included; it is left as it is), a transformers config, the
+            path of a ``config.json`` or its folder, ``"package.module:factory"``, or a catalogue name.
+        cluster: A `Cluster`, a name such as ``"H100x64"``, or the path of a YAML file.
+        workload: What is served; decode at a context of 4096 by default.
+        search: ``rl`` (the paper's agent), ``exact``, ``megatron`` or ``random``.
+        budget: Simulator calls that the search may use.
+        seed: Of the search; the same seed gives the same plan.
+        fix: Degrees to hold (``pp dp tp ep etp batch replicas``), as a mapping or ``"tp=8,ep=8"``.
+        pin: Choices to hold, by op name (in every block) or ``"<block>/<op>"``: 0 shards the output, 1 what is
+            contracted, None replicates; a mapping or ``"q=0,o=1,layers/k=none"``. ``residual`` is the residual's.
+        polish: Take the proven optimum where it is better than what the search found.
+        progress: Is told, in a few words, each step that begins.
+
+    Returns:
+        The plan, its prediction and the proven optimum beside it.
+
+    Raises:
+        InvalidInputError: for a mistake in what was given; one line with the rule and what would work.
+        UnsupportedModelError: for a model that cannot be traced.
+        NoFeasiblePlanError: if nothing fits in memory and meets the limits, with the smallest change that would help.
+    """
+    fixed, pinned = parse_fix(fix), parse_pin(pin)
+    if search not in ALGORITHMS:
+        raise InvalidInputError(f"unknown search {search!r}; known are {', '.join(ALGORITHMS)}")
+    where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    source = source_of(model)
+    progress(f"tracing {source.name}")
+    graph = graph_of(model, source)
+    progress(f"building the cost tables of {where.name}")
+    simulator = make_simulator(graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned))
+    progress(f"searching {len(simulator.points)} degree points")
+    solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
+    progress("writing down the plan")
+    return Plan(build_plan(solution, written_source(source)))

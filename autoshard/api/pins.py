@@ -1,0 +1,111 @@
+"""What users fix: degrees (``tp=8,ep=8``) and sharding choices (``q=0,layers/o=1,residual=none``)."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from autoshard.errors import InvalidInputError
+from autoshard.ir import OpGraph
+from autoshard.sharding import RESIDUAL, Choice
+from autoshard.sharding.legality import choice_key, choice_keys
+from autoshard.sharding.space import options
+from autoshard.simulator import PINNABLE
+
+CHOICES: Mapping[str, Choice] = {"0": 0, "1": 1, "none": None, "null": None, "r": None, "-": None}
+"""How a choice is written: 0 shards the output, 1 what is contracted, none replicates."""
+
+
+def parse_fix(fix: str | Mapping[str, int] | None) -> dict[str, int]:
+    """Fixed degrees from ``"tp=8,ep=8"`` or a mapping.
+
+    Raises:
+        InvalidInputError: for an unknown degree, or a value that is no whole number of at least 1.
+    """
+    found: dict[str, int] = {}
+    for key, value in _pairs(fix, "fix", "tp=8,ep=8"):
+        if key not in PINNABLE:
+            raise InvalidInputError(f"cannot fix {key!r}: degrees are {', '.join(PINNABLE)}{_near(key, PINNABLE)}")
+        text = str(value).strip()
+        if not (text.isdecimal() and int(text) >= 1) or isinstance(value, bool):
+            raise InvalidInputError(f"{key}={value} must be a whole number of at least 1")
+        found[key] = int(text)
+    return found
+
+
+def parse_pin(pin: str | Mapping[str, Choice] | None) -> dict[str, Choice]:
+    """Pinned choices by op name or ``<block>/<op>``, not yet matched to a model.
+
+    Raises:
+        InvalidInputError: for a choice that is not 0, 1 or none.
+    """
+    found: dict[str, Choice] = {}
+    for key, value in _pairs(pin, "pin", "q=0,o=1,layers/k=none"):
+        text = "none" if value is None else str(value).strip().lower()
+        if text not in CHOICES:
+            raise InvalidInputError(
+                f"{key}={value}: a choice is 0 (shard the output), 1 (shard what is contracted) or none (replicate)"
+            )
+        found[key] = CHOICES[text]
+    return found
+
+
+def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Pinned choices by the keys of a model's strategies; a bare op name means that op in every block.
+
+    Raises:
+        InvalidInputError: for an op the model does not have, one without a choice of its own, or a choice it lacks.
+    """
+    keys = choice_keys(graph)
+    found: dict[str, Choice] = {}
+    for name, choice in pinned.items():
+        for key in _matching(graph, name, keys):
+            _check_offered(graph, key, choice, name)
+            found[key] = choice
+    return found
+
+
+def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    if name in ("residual", RESIDUAL):
+        return (RESIDUAL,)
+    matched = tuple(key for key in keys if name in (key, key.partition("/")[2]))
+    if matched:
+        return matched
+    for block, op in graph.all_ops():
+        if name in (op.name, f"{block.name}/{op.name}"):
+            decided = choice_key(graph, block, op)
+            why = f"pin {decided} instead" if decided in keys else "it follows the residual"
+            raise InvalidInputError(f"cannot pin {name!r}: it has no choice of its own, {why}")
+    names = list(dict.fromkeys(key.partition("/")[2] for key in keys))
+    hint = _near(name, (*names, *keys))
+    raise InvalidInputError(f"cannot pin {name!r}: {graph.model_name} has no such op; ops are {', '.join(names)}{hint}")
+
+
+def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str) -> None:
+    if key == RESIDUAL:
+        offered: set[Choice] = {0, None}
+    else:
+        block, op = next((b, o) for b, o in graph.all_ops() if f"{b.name}/{o.name}" == key)
+        offered = {option.choice for option in options(block, op)}
+    if choice not in offered:
+        known = ", ".join("none" if c is None else str(c) for c in sorted(offered, key=str))
+        raise InvalidInputError(f"cannot pin {name}={choice}: the choices of {key} are {known}")
+
+
+def _pairs(given: str | Mapping[str, object] | None, what: str, example: str) -> Iterable[tuple[str, object]]:
+    if given is None:
+        return ()
+    if not isinstance(given, str):
+        return tuple(given.items())
+    pairs: list[tuple[str, object]] = []
+    for item in given.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not (key and equals and value):
+            raise InvalidInputError(f"cannot read {item.strip()!r} of --{what} {given!r}: it is written as {example}")
+        if key in dict(pairs):
+            raise InvalidInputError(f"--{what} {given!r} gives {key} twice")
+        pairs.append((key, value))
+    return pairs
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,124 @@
+"""One strategy, every term of its time and memory."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autoshard.api.build_plan import degrees_dict, predict
+from autoshard.errors import InvalidInputError
+from autoshard.hardware import Cluster
+from autoshard.ir import OpGraph
+from autoshard.plan import Predicted
+from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, degree_reasons, strategy_reasons
+from autoshard.sharding.legality import expert_counts
+from autoshard.sharding.patterns import pattern_strategy
+from autoshard.simulator import Simulator
+from autoshard.units import GIB, MS
+from autoshard.workload import Workload
+
+
+def complete_degrees(graph: OpGraph, fixed: Mapping[str, int], num_devices: int | None = None) -> Degrees:
+    """Degrees from those given: what is not given follows from the others or is 1.
+
+    dp*tp = ep*etp decides one of the four; a dense model has ep = dp. The batch is one sequence per dp rank and stage,
+    and replicas fill ``num_devices``.
+
+    Raises:
+        InvalidInputError: for degrees that do not fit together, break a rule of the model, or need more devices.
+    """
+    pp, given = fixed.get("pp", 1), dict(fixed)
+    dp, tp = given.get("dp", 1), given.get("tp")
+    if not expert_counts(graph):
+        tp = tp or 1
+        ep = given.get("ep", dp)
+    else:
+        if tp is None:
+            group = max(given.get("ep", 1) * given.get("etp", 1), dp)
+            tp = group // dp if group % dp == 0 else 1
+        ep = given.get("ep", _quotient(dp * tp, given.get("etp", dp * tp)))
+    etp = given.get("etp", _quotient(dp * tp, ep))
+    if dp * tp == ep * etp:
+        reasons = degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep)
+        if reasons:
+            raise InvalidInputError("; ".join(r.message for r in reasons))
+    degrees = Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=given.get("batch", dp * pp))
+    if num_devices is None:
+        return degrees
+    replicas = given.get("replicas", max(num_devices // degrees.num_devices, 1))
+    if degrees.num_devices * replicas > num_devices:
+        raise InvalidInputError(
+            f"pp={pp} dp={dp} tp={tp} replicas={replicas} needs {degrees.num_devices * replicas} devices; the cluster"
+            f" has {num_devices}"
+        )
+    return Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=degrees.batch, replicas=replicas)
+
+
+def _quotient(whole: int, part: int) -> int:
+    return whole // part if whole % part == 0 else 1
+
+
+def complete_strategy(graph: OpGraph, degrees: Degrees, pinned: Mapping[str, Choice]) -> Strategy:
+    """Megatron's choices at the degrees, but for the pinned ones.
+
+    Raises:
+        InvalidInputError: for a pinned choice that the degrees do not offer.
+    """
+    base = pattern_strategy(graph, degrees, "megatron", residual=pinned.get(RESIDUAL))
+    chosen = {**dict(base.choices), **pinned}
+    strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+    reasons = strategy_reasons(graph, strategy)
+    if reasons:
+        raise InvalidInputError("; ".join(r.message for r in reasons))
+    return strategy
+
+
+def simulate(
+    graph: OpGraph, cluster: Cluster, workload: Workload, *, fixed: Mapping[str, int], pinned: Mapping[str, Choice]
+) -> dict[str, Any]:
+    """Predict one strategy, feasible or not.
+
+    ``terms`` maps ``"<part>/<op or tensor> <kind>"`` to seconds of the step and sums to ``predicted["step_s"]``.
+
+    Raises:
+        InvalidInputError: for a strategy that no rule allows.
+    """
+    degrees = complete_degrees(graph, fixed, cluster.num_devices)
+    strategy = complete_strategy(graph, degrees, pinned)
+    choices = dict(strategy.choices)
+    simulator = Simulator(graph, cluster, workload, fixed=degrees_dict(degrees), pinned=choices)
+    assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
+    dims = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
+    predicted = predict(simulator, 0, dims)
+    reasons = _reasons(simulator, predicted)
+    evaluation = simulator.evaluate(np.zeros(1, dtype=np.int64), np.array([dims], dtype=np.int64))
+    assert bool(evaluation.violation[0] == 0) == (not reasons), "the reasons are not the simulator's"
+    terms: dict[str, float] = {}
+    for t in predicted.terms:
+        label = f"{t.part}/{t.label} {t.what}"
+        terms[label] = terms.get(label, 0.0) + t.seconds
+    assert math.isclose(sum(terms.values()), predicted.step_s, rel_tol=1e-9), "terms do not sum to the step"
+    return {
+        "model": graph.model_name,
+        "cluster": cluster.name,
+        "degrees": degrees_dict(degrees),
+        "choices": choices,
+        "feasible": not reasons,
+        "reasons": reasons,
+        "predicted": predicted.model_dump(mode="json", exclude={"terms"}),
+        "capacity_bytes": simulator.capacity_bytes,
+        "terms": terms,
+    }
+
+
+def _reasons(simulator: Simulator, predicted: Predicted) -> list[str]:
+    found = []
+    total, capacity = predicted.memory_bytes.total, simulator.capacity_bytes
+    if total > capacity:
+        found.append(f"memory: needs {total / GIB:.1f} of {capacity / GIB:.1f} GiB a device")
+    limit = simulator.limit_s
+    if limit is not None and predicted.step_s > limit:
+        name = "TPOT" if simulator.workload.phase == "decode" else "TTFT"
+        found.append(f"{name}: {predicted.step_s / MS:.2f} ms, limit {limit / MS:g} ms")
+    return found

@@ -1,0 +1,20 @@
+"""The commands and their options. What they do is imported when one runs, so that ``--help`` is quick."""
+
+import typer
+
+from autoshard.cli.commands import compare, models, plan, simulate, trace, validate
+
+app = typer.Typer(
+    name="autoshard",
+    help="Search and apply sharding plans for mixture-of-experts LLM inference.",
+    add_completion=False,
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(plan.plan)
+app.command()(trace.trace)
+app.command()(simulate.simulate)
+app.command()(compare.compare)
+app.command()(validate.validate)
+app.command()(models.models)

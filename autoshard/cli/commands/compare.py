@@ -1,0 +1,64 @@
+"""``autoshard compare``."""
+
+from typing import Annotated
+
+import typer
+
+from autoshard.cli import options as o
+from autoshard.cli.model import use_working_directory
+from autoshard.cli.terminal import progress, show, show_json
+from autoshard.workload import Workload
+
+
+def compare(
+    model: o.Model,
+    methods: Annotated[str, typer.Option(help="Comma-separated: rl, megatron, random, exact.")] = "rl,megatron,random",
+    seeds: Annotated[int, typer.Option(help="Runs of each method that has a seed.")] = 10,
+    cluster: o.Cluster = o.CLUSTER,
+    phase: o.Phase = "decode",
+    context: o.Context = 4096,
+    isl: o.Isl = None,
+    ttft_ms: o.TtftMs = None,
+    tpot_ms: o.TpotMs = None,
+    dtype: o.Dtype = "bf16",
+    kv_dtype: o.KvDtype = "bf16",
+    budget: o.Budget = 4000,
+    pin: o.Pin = None,
+    fix: o.Fix = None,
+    json: o.Json = False,
+) -> None:
+    """Run all searches in the same space and compare them with the proven optimum."""
+    workload = Workload(
+        phase=phase,  # type: ignore[arg-type]  # checked there
+        context=context,
+        isl=isl,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+    names = [m.strip() for m in methods.split(",") if m.strip()]
+    with progress() as tell:
+        tell("importing torch")
+        from autoshard.api.compare import check_runs
+        from autoshard.api.compare import compare as run_all
+        from autoshard.api.models import graph_of, source_of
+        from autoshard.api.pins import parse_fix, parse_pin, pins_for
+        from autoshard.api.solve import make_simulator
+        from autoshard.hardware import parse_cluster
+
+        check_runs(names, seeds=seeds, budget=budget)
+        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        use_working_directory(model)
+        source = source_of(model)
+        tell(f"tracing {source.name}")
+        graph = graph_of(model, source)
+        tell(f"building the cost tables of {where.name}")
+        simulator = make_simulator(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
+        data = run_all(simulator, methods=names, seeds=seeds, budget=budget, progress=tell)
+    if json:
+        show_json(data)
+        return
+    from autoshard.cli.views.compare import view
+
+    show(*view(data))

@@ -1,0 +1,76 @@
+"""``autoshard plan``."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoshard.cli import options as o
+from autoshard.cli.model import use_working_directory
+from autoshard.cli.output_path import check_writable
+from autoshard.cli.terminal import progress, show, show_json
+from autoshard.workload import Workload
+
+
+def plan(
+    model: o.Model,
+    cluster: o.Cluster = o.CLUSTER,
+    phase: o.Phase = "decode",
+    context: o.Context = 4096,
+    isl: o.Isl = None,
+    ttft_ms: o.TtftMs = None,
+    tpot_ms: o.TpotMs = None,
+    dtype: o.Dtype = "bf16",
+    kv_dtype: o.KvDtype = "bf16",
+    search: Annotated[str, typer.Option(help="rl, exact, megatron or random.")] = "rl",
+    budget: o.Budget = 4000,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    pin: o.Pin = None,
+    fix: o.Fix = None,
+    polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Find a sharding plan for a model on a cluster."""
+    start = time.perf_counter()
+    workload = Workload(
+        phase=phase,  # type: ignore[arg-type]  # checked there
+        context=context,
+        isl=isl,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+    if output is not None:
+        check_writable(output)
+    with progress() as tell:
+        tell("importing torch")
+        from autoshard.api.describe import describe_plan
+        from autoshard.api.entry import autoshard
+
+        use_working_directory(model)
+        found = autoshard(
+            model,
+            cluster,
+            workload,
+            search=search,
+            budget=budget,
+            seed=seed,
+            fix=fix,
+            pin=pin,
+            polish=polish,
+            progress=tell,
+        )
+    data = describe_plan(found.data)
+    data["search"]["seconds"] = time.perf_counter() - start
+    data["plan_file"] = None if output is None else str(output)
+    if output is not None:
+        found.save(output)
+    if json:
+        show_json(data)
+        return
+    from autoshard.cli.views.plan import view
+
+    show(*view(data))

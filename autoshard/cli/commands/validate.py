@@ -1,0 +1,52 @@
+"""``autoshard validate``."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from autoshard.cli import options as o
+from autoshard.cli.model import is_plan_file, use_working_directory
+from autoshard.cli.terminal import progress, show, show_json
+
+
+def validate(
+    subject: Annotated[str, typer.Argument(metavar="PLAN|MODEL", help="A plan file, or a model.")],
+    nproc: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 4,
+    fix: o.Fix = None,
+    pin: o.Pin = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64 or both.")] = "both",
+    timeout_s: Annotated[float, typer.Option(help="Seconds after which the ranks are stopped.")] = 300.0,
+    json: o.Json = False,
+) -> None:
+    """Run a plan's sharding on real ranks: same logits, same collectives, same bytes.
+
+    Exit code 1 if anything differs.
+    """
+    start = time.perf_counter()
+    planned = is_plan_file(subject)
+    with progress() as tell:
+        tell("importing torch")
+        from autoshard.api.pins import parse_fix, parse_pin
+        from autoshard.api.plan import Plan
+        from autoshard.api.validation import validate as run_cases
+        from autoshard.validate import LaunchError
+
+        fixed, pinned = parse_fix(fix), parse_pin(pin)
+        use_working_directory(subject)
+        what: Any = Plan.load(subject) if planned else subject
+        try:
+            data = run_cases(
+                what, nproc=nproc, fixed=fixed, pinned=pinned, dtype=dtype, timeout_s=timeout_s, progress=tell
+            )
+        except LaunchError as error:
+            raise RuntimeError(str(error)) from error  # ranks that died are not the user's to mend
+    data["seconds"] = time.perf_counter() - start
+    if json:
+        show_json(data)
+    else:
+        from autoshard.cli.views.validate import view
+
+        show(*view(data))
+    if not data["passed"]:
+        raise typer.Exit(1)

@@ -1,0 +1,32 @@
+"""What the command line adds to naming a model."""
+
+import json
+import sys
+from pathlib import Path
+
+from autoshard.errors import InvalidInputError
+
+
+def use_working_directory(model: str) -> None:
+    """Let ``package.module:factory`` be found in the current folder, as ``python -m`` would."""
+    here = str(Path.cwd())
+    if ":" in model and here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def is_plan_file(subject: str) -> bool:
+    """Whether the text names a plan file rather than a model: a JSON object that states a plan's schema.
+
+    Raises:
+        InvalidInputError: for a path that ends in ``.json`` and is not there.
+    """
+    path = Path(subject)
+    if not path.is_file():
+        if subject.endswith(".json"):
+            raise InvalidInputError(f"cannot read {subject}: no such file")
+        return False
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(data, dict) and "schema" in data

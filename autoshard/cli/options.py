@@ -1,0 +1,31 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A name of `autoshard models`, a config.json or its folder, or package.module:factory."
+    ),
+]
+Cluster = Annotated[str, typer.Option(help="<DEVICE>x<COUNT>, or a YAML file.")]
+Phase = Annotated[str, typer.Option(help="decode or prefill.")]
+Context = Annotated[int, typer.Option(help="Tokens in the KV cache of a sequence.")]
+Isl = Annotated[int | None, typer.Option(help="Tokens of a prompt (prefill); the context by default.")]
+TtftMs = Annotated[float | None, typer.Option(help="Limit on the time to the first token (prefill).")]
+TpotMs = Annotated[float | None, typer.Option(help="Limit on the time per output token (decode).")]
+Dtype = Annotated[str, typer.Option(help="Of weights and matrix products: bf16, fp8, ...")]
+KvDtype = Annotated[str, typer.Option(help="Of the KV cache.")]
+Fix = Annotated[str | None, typer.Option(help="Degrees to hold: tp=8,ep=8 (pp dp tp ep etp batch replicas).")]
+Pin = Annotated[
+    str | None,
+    typer.Option(
+        help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated; residual too)."
+    ),
+]
+Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+
+CLUSTER = "H100x64"

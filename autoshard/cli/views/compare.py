@@ -1,0 +1,38 @@
+"""All searches beside the optimum."""
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from autoshard.cli import numbers
+from autoshard.cli.views.prediction import grid
+
+
+def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The optimum, then a row per method."""
+    head = grid()
+    head.add_row("space", f"{data['model']} on {data['cluster']}: {data['degree_points']:,} degree points that fit")
+    exact = data["exact"]
+    head.add_row("optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s")
+    head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its points)")
+    yield head
+    yield ""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("method")
+    for name in ("runs", "median tokens/s/GPU", "median regret", "worst regret", "calls", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, method in data["methods"].items():
+        runs = method["runs"]
+        table.add_row(
+            name,
+            str(len(runs)),
+            f"{median(r['tokens_per_s_per_gpu'] for r in runs):,.2f}",
+            numbers.share(method["median_regret"]),
+            numbers.share(method["worst_regret"]),
+            f"{median(r['calls'] for r in runs):,.0f}",
+            f"{median(r['seconds'] for r in runs):.2f}",
+        )
+    yield table

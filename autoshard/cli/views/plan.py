@@ -1,0 +1,126 @@
+"""A plan as people read it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autoshard.cli import numbers
+from autoshard.cli.views.blocks import LEGEND, block_tables, excluded
+from autoshard.cli.views.prediction import grid, memory, rates, time_bars
+
+
+def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The whole plan: what for, degrees, ops, prediction, search, alternatives."""
+    yield _header(data)
+    yield ""
+    yield from block_tables(data["blocks"], data["space"]["legal_choices"])
+    yield LEGEND
+    yield ""
+    yield _prediction(data)
+    yield ""
+    terms: dict[str, float] = {}
+    for t in data["predicted"]["terms"]:
+        label = f"{t['part']}/{t['label']} {t['what']}"
+        terms[label] = terms.get(label, 0.0) + t["seconds"]
+    yield from time_bars(terms, data["predicted"]["step_s"])
+    yield ""
+    yield _search(data)
+    if data["alternatives"]:
+        yield ""
+        yield from _alternatives(data)
+    if data.get("plan_file"):
+        yield ""
+        yield f"written to {data['plan_file']}"
+
+
+def degrees_text(degrees: Mapping[str, int]) -> str:
+    """``pp 1 · dp 1 · tp 8 · ep 4 · etp 2 · batch 112 · replicas 8``."""
+    return " · ".join(f"{name} {degrees[name]}" for name in ("pp", "dp", "tp", "ep", "etp", "batch", "replicas"))
+
+
+def workload_text(workload: Mapping[str, Any]) -> str:
+    """The workload in one line."""
+    parts = [workload["phase"]]
+    prompt = workload["phase"] == "prefill" and workload["isl"] is not None
+    parts.append(f"prompts of {workload['isl']:,}" if prompt else f"context {workload['context']:,}")
+    parts += [f"{n.upper()} <= {workload[f'{n}_ms']:g} ms" for n in ("ttft", "tpot") if workload[f"{n}_ms"] is not None]
+    parts.append(f"{workload['dtype']} weights, {workload['kv_dtype']} KV")
+    return ", ".join(parts)
+
+
+def _header(data: Mapping[str, Any]) -> RenderableType:
+    model, cluster, degrees = data["model"], data["cluster"], data["degrees"]
+    table = grid()
+    sizes = f"{numbers.count(model['parameters'])} parameters, {numbers.count(model['active_parameters'])} active"
+    table.add_row("model", f"{model['name']}  ({model['class']}, {sizes})")
+    per_node = min(cluster["devices_per_node"], cluster["num_devices"])
+    table.add_row(
+        "cluster",
+        f"{cluster['name']}  ({cluster['num_devices']} {cluster['device']}, {per_node} a node,"
+        f" {numbers.num_bytes(cluster['memory_bytes'])} usable each)",
+    )
+    table.add_row("workload", workload_text(data["workload"]))
+    each = degrees["pp"] * degrees["dp"] * degrees["tp"]
+    used = each * degrees["replicas"]
+    idle = "" if used == cluster["num_devices"] else f", {cluster['num_devices'] - used} idle"
+    table.add_row("degrees", Text(degrees_text(degrees), style="bold green"))
+    table.add_row("", f"{each} GPUs a replica, {used} of {cluster['num_devices']} used{idle}")
+    if degrees["pp"] > 1:
+        table.add_row("stages", "layers " + " + ".join(map(str, data["stages"])))
+    residual = "sharded over tp" if data["choices"].get("model/residual") == 0 else "replicated over tp"
+    table.add_row("residual", residual)
+    return table
+
+
+def _prediction(data: Mapping[str, Any]) -> RenderableType:
+    table = grid()
+    table.add_row("predicted", Text("by the simulator; nothing here is measured", style="dim"))
+    for label, text in rates(data["predicted"]):
+        table.add_row(label, text)
+    for label, parts in memory(data["predicted"], data["cluster"]["memory_bytes"]):
+        table.add_row(label, parts)
+    for i, line in enumerate(data["binding"]):
+        table.add_row("" if i else "binds", line)
+    return table
+
+
+def _search(data: Mapping[str, Any]) -> RenderableType:
+    search, space = data["search"], data["space"]
+    table = grid()
+    if search["algorithm"] != "exact":
+        found = search["found_tokens_per_s_per_gpu"]
+        regret = ""
+        if search["exact_tokens_per_s_per_gpu"]:
+            below = max(0.0, 1 - found / search["exact_tokens_per_s_per_gpu"])
+            regret = ", the optimum" if below < 1e-12 else f", {numbers.share(below)} below the optimum"
+        calls = f"{search['calls']:,} simulator calls, seed {search['seed']}"
+        table.add_row(f"{search['algorithm']} found", f"{found:,.2f} tokens/s/GPU in {calls}{regret}")
+    if search["exact_tokens_per_s_per_gpu"] is not None:
+        table.add_row(
+            "optimum", f"{search['exact_tokens_per_s_per_gpu']:,.2f} tokens/s/GPU (proven over the whole space)"
+        )
+    taken = "the proven optimum" if search["taken_from"] == "exact" else f"what {search['algorithm']} found"
+    table.add_row("plan", f"{taken}, regret {numbers.share(search['regret_to_exact'] or 0.0)}")
+    table.add_row("space", f"{space['degree_points']:,} degree points that fit, {space['strategies']} strategies")
+    for line in excluded(space["legal_choices"]):
+        table.add_row("", Text(line, style="dim"))
+    if "seconds" in search:
+        table.add_row("took", f"{search['seconds']:.1f} s")
+    return table
+
+
+def _alternatives(data: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield Text("next best degrees", style="bold")
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    names = ("pp", "dp", "tp", "ep", "etp", "batch", "replicas")
+    for name in names:
+        table.add_column(name if name != "pp" else "  pp", justify="right", no_wrap=True)
+    table.add_column("tokens/s/GPU", justify="right", no_wrap=True)
+    table.add_column("of the plan", justify="right", no_wrap=True)
+    for a in data["alternatives"]:
+        cells = [str(a["degrees"][n]) for n in names]
+        table.add_row(*cells, f"{a['tokens_per_s_per_gpu']:,.2f}", f"{100 * a['relative']:.2f} %")
+    yield table

@@ -1,0 +1,66 @@
+"""Commands run in this process, with what they printed."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli.run import run
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Exit code and output of one command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of a user's mistake; asserts that it is one, and that nothing else was printed."""
+        assert self.code == 2, (self.code, self.err)
+        assert self.out == ""
+        assert self.err.startswith("autoshard: error: ")
+        assert self.err.endswith("\n") and self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("autoshard: error: ").rstrip()
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """``command("plan", "mixtral-8x7b", ...)``."""
+
+    def call(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = run(arguments)
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a config.json; returns its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def python(*arguments: str) -> Sequence[str]:
+    """A command line of this interpreter."""
+    return [sys.executable, *arguments]

@@ -1,0 +1,133 @@
+"""A user's mistake is one line on stderr and exit code 2; nothing is printed or written besides."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 512,
+}
+
+
+@pytest.fixture
+def small(write_config: Callable[[str], str]) -> str:
+    return write_config(json.dumps(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "mixtral-8x7"], "unknown model 'mixtral-8x7': did you mean mixtral-8x7b?"),
+        (["plan", "zzz"], "unknown model 'zzz': known are mixtral-8x7b, "),
+        (["plan", "no/such/folder"], "no such file or folder"),
+        (["plan", "no_such_package:build"], "cannot import no_such_package"),
+        (["plan", "mixtral-8x7b", "--cluster", "H100x0"], "needs at least 1"),
+        (["plan", "mixtral-8x7b", "--cluster", "H10x8"], "did you mean"),
+        (["plan", "mixtral-8x7b", "--cluster", "nowhere.yaml"], "cannot read cluster file"),
+        (
+            ["plan", "mixtral-8x7b", "--fix", "tpp=8"],
+            "cannot fix 'tpp': degrees are pp, dp, tp, ep, etp, batch, replicas",
+        ),
+        (["plan", "mixtral-8x7b", "--fix", "tp=0"], "tp=0 must be a whole number of at least 1"),
+        (["plan", "mixtral-8x7b", "--fix", "tp"], "cannot read 'tp' of --fix 'tp': it is written as tp=8,ep=8"),
+        (["plan", "mixtral-8x7b", "--fix", "tp=1,tp=2"], "gives tp twice"),
+        (["plan", "mixtral-8x7b", "--pin", "q=2"], "q=2: a choice is 0 (shard the output), 1 "),
+        (["plan", "mixtral-8x7b", "--search", "rll"], "unknown search 'rll'; known are rl, exact, megatron, random"),
+        (["plan", "mixtral-8x7b", "--phase", "serve"], "unknown phase 'serve'"),
+        (["plan", "mixtral-8x7b", "--dtype", "bf17"], "unknown dtype 'bf17'"),
+        (["plan", "mixtral-8x7b", "--ttft-ms", "5"], "limits prefill, not decode"),
+        (["plan", "mixtral-8x7b", "--budget", "many"], "Invalid value for '--budget'"),
+        (["plan", "mixtral-8x7b", "--osl", "5"], "No such option: --osl"),
+        (["plan"], "MODEL"),
+        (["plam", "mixtral-8x7b"], "plam"),
+        (["compare", "mixtral-8x7b", "--methods", "rl,hill"], "unknown search 'hill'"),
+        (["compare", "mixtral-8x7b", "--seeds", "0"], "seeds=0 must be at least 1"),
+        (["validate", "no-plan.json"], "no such file"),
+        (["validate", "mixtral-8x7b", "--nproc", "0"], "nproc=0 must be at least 1"),
+        (["validate", "mixtral-8x7b", "--dtype", "bf16"], "unknown dtype 'bf16': choose from float32, float64, both"),
+    ],
+    ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else None,
+)
+def test_before_any_model_is_built(command, arguments: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
+    assert says in command(*arguments).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pin", "qq=0"], "cannot pin 'qq': mixtral has no such op; ops are residual, embed"),
+        (["--pin", "attn_add=0"], "it has no choice of its own"),
+        (["--pin", "layers/embed=0"], "cannot pin 'layers/embed'"),
+        (["--pin", "attention=1"], "the choices of layers/attention are 0, none"),
+        (["--fix", "tp=24"], "tp=24 does not divide 8 attention heads; nearest tp that does: 8"),
+        (["--fix", "ep=3"], "ep=3 does not divide 8 experts"),
+        (["--fix", "tp=128"], "needs 128 devices; the cluster H100x64 has 64"),
+        (["--tpot-ms", "0.0001"], "meets TPOT <= 0.0001 ms; the fastest is"),
+        (["--context", "100000000"], "does not fit on H100x64"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+def test_that_need_the_model(command, small: str, tmp_path: Path, verb: str, arguments: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
+    if verb == "simulate":
+        if arguments[0] in ("--tpot-ms", "--context"):
+            pytest.skip("simulate says so in its answer")
+        says = says.replace("tp=128 needs", "pp=1 dp=1 tp=128 replicas=1 needs")
+        if arguments == ["--fix", "tp=128"]:
+            says = "tp=128 does not divide 8 attention heads"
+        ran = command(verb, small, *arguments)
+    else:
+        ran = command(verb, small, *arguments, "-o", str(tmp_path / "plan.json"))
+        assert not (tmp_path / "plan.json").exists()
+    assert says in ran.error
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON: line 1"),
+        ("[]", "a config is an object"),
+        ("{}", "config has neither model_type nor architectures"),
+        ('{"model_type": "mixtrall"}', "has no causal language model of type 'mixtrall'"),
+        (json.dumps({**SMALL, "hidden_size": None}), "config has no hidden_size"),
+        (json.dumps({**SMALL, "num_attention_heads": 7}), "must be a multiple of num_attention_heads (7)"),
+        (json.dumps({**SMALL, "num_local_experts": "8"}), "num_local_experts must be an integer, got '8'"),
+    ],
+    ids=["not json", "a list", "empty", "unknown type", "no width", "heads", "text for a number"],
+)
+def test_malformed_configs(command, write_config: Callable[[str], str], text: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    assert says in command("plan", write_config(text)).error
+
+
+def test_too_little_memory_says_what_would_help(command) -> None:  # type: ignore[no-untyped-def]
+    error = command("plan", "qwen3-235b-a22b", "--cluster", "H100x2").error
+    assert "qwen3-235b-a22b does not fit on H100x2" in error
+    assert "what would help: 8 devices (4x)" in error
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [("missing/plan.json", "there is no folder"), (".", "it is a folder"), ("/proc/plan.json", "cannot write")],
+)
+def test_unwritable_output_is_found_before_the_search(command, tmp_path: Path, output: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    assert says in command("plan", "mixtral-8x7b", "-o", str(tmp_path / output)).error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_factory_that_raises_and_one_that_returns_no_module(command, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "my_models.py").write_text("def bad():\n    raise KeyError('x')\ndef none():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert "my_models:bad raised KeyError: 'x'" in command("trace", "my_models:bad").error
+    assert "must return a torch.nn.Module, got int" in command("trace", "my_models:none").error
+    assert "my_models has no 'no'" in command("trace", "my_models:no").error
