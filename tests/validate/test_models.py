@@ -48,7 +48,7 @@ def assert_all_passed(reports: list[ValidationReport]) -> None:
     failed = [f"{r.name} {r.dtype} {r.degrees}: {r.difference}" for r in reports if not r.passed]
     assert not failed, "\n".join(failed)
     assert all(r.collectives_match and r.parameter_bytes_match for r in reports)
-    assert all(r.logits_max_rel_err <= r.tolerance and r.expected for r in reports)
+    assert all(r.logits_max_rel_err <= r.tolerance for r in reports)
 
 
 @pytest.mark.timeout(900)
@@ -58,6 +58,7 @@ def test_every_pattern(reports: tuple[ValidationReport, ...], model: str, dtype:
     mine = [r for r in reports if r.name.startswith(f"{model}: ") and r.dtype == dtype and "random" not in r.name]
     assert_all_passed(mine)
     points = {r.name.removeprefix(f"{model}: ").partition("/")[0] for r in mine}
+    assert all(r.expected for r in mine)
     assert points == {"tp", "ep", "ep_x_etp", "attention_dp_ep", "attention_dp_ep_x_etp"}
 
 
