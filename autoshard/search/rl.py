@@ -113,7 +113,7 @@ def _single_thread() -> Iterator[None]:
 class _Memory:
     """What a chunk has learned besides its policy: the elite history, and the pool of strategies to mutate."""
 
-    def __init__(self, problem: Problem, config: RLConfig) -> None:
+    def __init__(self, config: RLConfig) -> None:
         self.history = Elites(config.history)
         self.pool = Elites(config.pool, config.pool_key_components)
 
@@ -144,11 +144,11 @@ class _Agent:
         num_islands = config.chunks - 1
         total = self.recorder.calls_left
         last_share = config.merged_share if config.islands else 1 / config.chunks
-        archive = _Memory(self.problem, config)
+        archive = _Memory(config)
         for chunk in range(config.chunks):
             last = chunk == num_islands
             end = total if last else ceil(total * (1 - last_share) * (chunk + 1) / num_islands)
-            memory = _Memory(self.problem, config)
+            memory = _Memory(config)
             if last or not config.islands:
                 memory.merge(archive)
             self._run_chunk(memory, end)
