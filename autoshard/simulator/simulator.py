@@ -80,8 +80,8 @@ class Simulator:
         self.smallest_bytes = float(least.min())
         self.num_points_before_memory = len(points)
         self.any_fits = bool(keep.any())
-        if self.any_fits:
-            self._set_points(points.take(keep), priced=True)
+        # Where nothing fits every point stays, priced, so that it can still be said what each would take.
+        self._set_points(points.take(keep) if self.any_fits else points, priced=True)
 
     def _set_points(self, points: Points, *, priced: bool) -> None:
         self.points = points

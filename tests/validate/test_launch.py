@@ -34,8 +34,8 @@ def ranks_left() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("fault,message", [("hang", "2 ranks: "), ("die", "2 ranks: exit code")])
-def test_no_result_is_an_error_in_time(fault: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault,message,limit_s", [("hang", "2 ranks: ", 20), ("die", "2 ranks: exit code", 120)])
+def test_no_result_is_an_error_in_time(fault: str, message: str, limit_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSHARD_TEST_MARK", str(os.getpid()))
     start = time.monotonic()
     with pytest.raises(LaunchError, match=message):
@@ -43,10 +43,10 @@ def test_no_result_is_an_error_in_time(fault: str, message: str, monkeypatch: py
             [job(Degrees(tp=2, etp=2), fault)],
             nproc=2,
             dtypes=("float32",),
-            timeout_s=20,
+            timeout_s=limit_s,
             python_path=[Path(__file__).parent],
         )
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < limit_s + 40
     assert not ranks_left()
 
 
