@@ -22,6 +22,7 @@ from autoshard.plan import (
 )
 from autoshard.simulator import Simulator, terms
 from autoshard.simulator.memory import WORKSPACE_BYTES
+from autoshard.simulator.points import LARGEST_SEQUENCES
 from autoshard.units import GIB, MS
 
 NUM_ALTERNATIVES = 5
@@ -69,6 +70,8 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
         total = float(now.weights_bytes[0] + now.kv_bytes[0] + now.activation_bytes[0]) + WORKSPACE_BYTES
         if "batch" in simulator.fixed:
             return (f"batch is fixed at {simulator.fixed['batch']}",)
+        if p.sequences[point] >= LARGEST_SEQUENCES:
+            return (f"batch: more than {p.sequences[point]:,} sequences a microbatch and dp rank are not searched",)
         return (f"memory: {total / GIB:.1f} of {capacity / GIB:.1f} GiB; no larger batch of the grid fits",)
     following = int(larger[p.sequences[larger].argmin()])
     e = simulator.evaluate(np.array([following]), np.array([dims], dtype=np.int64))

@@ -85,13 +85,15 @@ def solve(
     """Search, certify and take the better.
 
     Raises:
-        InvalidInputError: unknown algorithm, or a budget below 1.
+        InvalidInputError: unknown algorithm, a budget below 1, or a seed no generator takes.
         NoFeasiblePlanError: when no strategy meets the limit (proven), or the search found none and may not polish.
     """
     if algorithm not in ALGORITHMS:
         raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
     if budget < 1:
         raise InvalidInputError(f"budget={budget} must be at least 1 simulator call")
+    if not 0 <= seed < 2**63:
+        raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
     exact = ExactSearch(simulator).run()
     if exact.point is None or exact.dims is None:
         raise NoFeasiblePlanError(limit_message(simulator))

@@ -16,6 +16,7 @@ from autoshard.tracing import ModelSource, source_from_dict, trace_source
 from autoshard.validate import ModelJob, ValidationReport, default_cases, plan_case
 from autoshard.validate import validate as run_on_ranks
 
+MOST_RANKS = 256
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "float32": ("float32",),
     "float64": ("float64",),
@@ -43,6 +44,10 @@ def validate(
     """
     if nproc < 1:
         raise InvalidInputError(f"nproc={nproc} must be at least 1")
+    if nproc > MOST_RANKS:
+        raise InvalidInputError(f"nproc={nproc}: at most {MOST_RANKS} ranks are started on one machine")
+    if not 0 < timeout_s < float("inf"):
+        raise InvalidInputError(f"timeout_s={timeout_s:g} must be a positive number of seconds")
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     source, strategy = _asked(subject, fixed or {}, pinned or {}, progress)

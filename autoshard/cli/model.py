@@ -27,6 +27,6 @@ def is_plan_file(subject: str) -> bool:
         return False
     try:
         data = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(data, dict) and "schema" in data

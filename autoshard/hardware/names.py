@@ -8,6 +8,8 @@ from autoshard.errors import InvalidInputError
 from autoshard.hardware.cluster import Cluster
 from autoshard.hardware.files import known_devices, load_cluster, shipped_cluster
 
+MOST_DEVICES = 131_072
+"""Enumerating the degrees of more takes minutes and gigabytes."""
 _NAME = re.compile(r"([A-Za-z0-9_-]+?)[xX]([0-9]{1,9})")
 
 
@@ -18,7 +20,7 @@ def parse_cluster(text: str) -> Cluster:
         InvalidInputError: one line that names the known devices and the nearest match.
     """
     if text.endswith((".yaml", ".yml")) or Path(text).is_file():
-        return load_cluster(Path(text))
+        return _of_sane_size(load_cluster(Path(text)), text)
     devices = known_devices()
     listed = ", ".join(devices)
     match = _NAME.fullmatch(text.strip())
@@ -33,7 +35,13 @@ def parse_cluster(text: str) -> Cluster:
         raise InvalidInputError(f"unknown device {match[1]!r} in cluster {text!r}: known devices are {listed}{hint}")
     if count < 1:
         raise InvalidInputError(f"cluster {text!r} has {count} devices: it needs at least 1, as in {by_upper[word]}x8")
-    return shipped_cluster(by_upper[word], count)
+    return _of_sane_size(shipped_cluster(by_upper[word], count), text)
+
+
+def _of_sane_size(cluster: Cluster, text: str) -> Cluster:
+    if cluster.num_devices > MOST_DEVICES:
+        raise InvalidInputError(f"cluster {text!r} has {cluster.num_devices:,} devices: at most {MOST_DEVICES:,} work")
+    return cluster
 
 
 def named_cluster(name: str) -> Cluster | None:

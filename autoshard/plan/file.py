@@ -52,6 +52,8 @@ def load(path: str | os.PathLike[str]) -> PlanData:
         raise InvalidInputError(f"cannot read plan {path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"plan {path} is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInputError(f"plan {path} is nested too deeply") from None
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise InvalidInputError(f"{path} is no plan of schema {SCHEMA}: it says schema={found!r}")
@@ -78,6 +80,8 @@ def check_derived(plan: PlanData, name: str) -> None:
             )
     if plan.mesh != derive.mesh_layout(plan.graph, plan.strategy):
         raise PlanMismatchError(f"plan {name}: its mesh is not that of its degrees")
+    if plan.stages != derive.stages(plan.graph, plan.strategy):
+        raise PlanMismatchError(f"plan {name}: its stages are not those of its degrees")
     if plan.ops != derive.planned_ops(plan.graph, plan.strategy, plan.workload):
         raise PlanMismatchError(f"plan {name}: layouts or collectives of its ops are not those of its strategy")
 

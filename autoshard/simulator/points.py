@@ -2,7 +2,7 @@
 
 Degrees are any divisors. ``group * pp`` divides the cluster, unless the user pinned degrees that do not: then the rest
 idles, and the objective still counts it. ``sequences`` (of one microbatch on one dp rank) runs over a geometric grid
-of eight values an octave at the small end, so that the batch ``sequences * dp * pp`` is always whole.
+of four values an octave up to `LARGEST_SEQUENCES`, so that the batch ``sequences * dp * pp`` is always whole.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,9 @@ BoolArray = NDArray[np.bool_]
 
 DEGREE_COMPONENTS = ("group", "pp", "tp", "ep", "batch")
 PINNABLE = ("pp", "dp", "tp", "ep", "etp", "batch", "replicas")
+LARGEST_PIN = 10**9
+LARGEST_SEQUENCES = 1024
+"""Sequences of one microbatch on one dp rank that are searched at most; a fixed batch may be larger."""
 
 
 def divisors(n: int) -> list[int]:
@@ -186,9 +189,7 @@ class Points:
 _ARRAYS = ("pp", "dp", "tp", "ep", "etp", "sequences", "microbatches", "replicas")
 
 
-def make_points(
-    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None, *, largest_sequences: int = 1024
-) -> Points:
+def make_points(graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Points:
     """All degree points of a model on a cluster under pinned degrees (keys of `PINNABLE`).
 
     Raises:
@@ -208,7 +209,7 @@ def make_points(
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
     of: list[int] = []
     for i, g in enumerate(groups):
-        for sequences, microbatches in _batches(g, fixed, largest_sequences):
+        for sequences, microbatches in _batches(g, fixed):
             replicas = fixed.get("replicas", cluster.num_devices // (g.pp * g.dp * g.tp))
             rows.append((g.pp, g.dp, g.tp, g.ep, g.etp, sequences, microbatches, replicas))
             of.append(i)
@@ -231,6 +232,8 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
             raise InvalidInputError(f"cannot fix {key!r}; degrees are {', '.join(PINNABLE)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(f"{key}={value!r} must be a whole number of at least 1")
+        if value > LARGEST_PIN:
+            raise InvalidInputError(f"{key}={value} is more than {LARGEST_PIN:,}")
     needed = fixed.get("pp", 1) * max(fixed.get("dp", 1) * fixed.get("tp", 1), fixed.get("ep", 1) * fixed.get("etp", 1))
     needed *= fixed.get("replicas", 1)
     if needed > cluster.num_devices:
@@ -238,9 +241,9 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
         raise InvalidInputError(f"{pins} needs {needed} devices; the cluster {cluster.name} has {cluster.num_devices}")
 
 
-def _batches(g: StageGroup, fixed: Mapping[str, int], largest: int) -> list[tuple[int, int]]:
+def _batches(g: StageGroup, fixed: Mapping[str, int]) -> list[tuple[int, int]]:
     if "batch" not in fixed:
-        return [(s, g.pp) for s in sequence_grid(largest)]
+        return [(s, g.pp) for s in sequence_grid(LARGEST_SEQUENCES)]
     each, rest = divmod(fixed["batch"], g.dp)
     if rest or each == 0:
         return []

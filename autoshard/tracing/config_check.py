@@ -59,7 +59,9 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
         _check_count(name, config.get(name), optional=name not in {r[0] for r in _REQUIRED[:4]})
     _check_heads(config)
     experts = next((config[n] for n in EXPERT_COUNTS if config.get(n) is not None), None)
-    top_k = next((config[n] for n in TOP_K if config.get(n)), None)
+    top_k = next((config[n] for n in TOP_K if config.get(n) is not None), None)
+    if experts and top_k == 0:
+        raise InvalidInputError(f"experts per token must be at least 1 of the {experts} experts, got 0")
     if experts is not None and top_k is not None and top_k > experts:
         raise InvalidInputError(f"experts per token ({top_k}) must not exceed the experts ({experts})")
     _check_choices(config)

@@ -99,6 +99,8 @@ def _of_path(path: Path) -> ConfigSource:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{file} cannot be read: {error}") from error
+    except RecursionError:
+        raise InvalidInputError(f"{file} is nested too deeply for a config") from None
     if not isinstance(config, dict):
         raise InvalidInputError(f"{file} holds a {type(config).__name__}, a config is an object")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem

@@ -222,8 +222,12 @@ def source_from_dict(data: Mapping[str, Any]) -> ModelSource:
     fields = {k: v for k, v in data.items() if k != "kind"}
     kinds: dict[str, type[ModelSource]] = {"config": ConfigSource, "factory": FactorySource}
     kind = data.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInputError(f"unknown kind of model source {kind!r}; known are {sorted(kinds)}")
+    texts = [fields.get(n) for n in ("name", "class_name", "target", "config_target") if n in fields]
+    sizes = [fields.get(n) for n in ("config", "kwargs") if n in fields]
+    if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, Mapping) for x in sizes)):
+        raise InvalidInputError(f"model source of kind {kind!r}: names must be strings, config and kwargs objects")
     try:
         return kinds[kind](**fields)
     except TypeError as error:
@@ -274,7 +278,7 @@ def _import_target(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:
         raise InvalidInputError(f"{target}: cannot import {module_name}: {one_line(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):

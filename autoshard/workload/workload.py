@@ -14,6 +14,7 @@ from autoshard.units import DTYPE_BYTES, MS
 Phase = Literal["decode", "prefill"]
 
 _ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "fp8": "float8_e4m3fn"}
+_MOST_TOKENS = 10**9
 _LATER = "comes with phase 'serve' in a later version"
 
 
@@ -58,6 +59,8 @@ class Workload:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidInputError(f"{name} must be a whole number of tokens, at least 1, got {value!r}")
+            if value is not None and value > _MOST_TOKENS:
+                raise InvalidInputError(f"{name}={value} is more than {_MOST_TOKENS:,} tokens")
         for name in ("ttft_ms", "tpot_ms"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -35,6 +35,10 @@ def small(write_config: Callable[[str], str]) -> str:
         (["plan", "mixtral-8x7b", "--cluster", "H100x0"], "needs at least 1"),
         (["plan", "mixtral-8x7b", "--cluster", "H10x8"], "did you mean"),
         (["plan", "mixtral-8x7b", "--cluster", "nowhere.yaml"], "cannot read cluster file"),
+        (["plan", "mixtral-8x7b", "--cluster", "H100x999999999"], "at most 131,072"),
+        (["plan", "mixtral-8x7b", "--context", "9" * 30], "more than 1,000,000,000 tokens"),
+        (["validate", "mixtral-8x7b", "--timeout-s", "nan"], "must be a positive number of seconds"),
+        (["validate", "mixtral-8x7b", "--nproc", "100000"], "at most 256 ranks"),
         (
             ["plan", "mixtral-8x7b", "--fix", "tpp=8"],
             "cannot fix 'tpp': degrees are pp, dp, tp, ep, etp, batch, replicas",
@@ -66,6 +70,8 @@ def test_before_any_model_is_built(command, arguments: list[str], says: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--seed", "-1"], "seed=-1 must be a whole number from 0"),
+        (["--fix", "batch=" + "9" * 20], "is more than 1,000,000,000"),
         (["--pin", "qq=0"], "cannot pin 'qq': tiny has no such op; ops are residual, embed"),
         (["--pin", "attn_add=0"], "it has no choice of its own"),
         (["--pin", "layers/embed=0"], "cannot pin 'layers/embed'"),
@@ -105,13 +111,25 @@ def test_simulate(command, small: str, arguments: list[str], says: str) -> None:
     [
         ("{", "is not JSON: line 1"),
         ("[]", "a config is an object"),
+        ("[" * 100_000, "nested too deeply"),
         ("{}", "config has neither model_type nor architectures"),
         ('{"model_type": "mixtrall"}', "has no causal language model of type 'mixtrall'"),
         (json.dumps({**SMALL, "hidden_size": None}), "config has no hidden_size"),
         (json.dumps({**SMALL, "num_attention_heads": 7}), "must be a multiple of num_attention_heads (7)"),
+        (json.dumps({**SMALL, "num_experts_per_tok": 0}), "experts per token must be at least 1"),
         (json.dumps({**SMALL, "num_local_experts": "8"}), "num_local_experts must be an integer, got '8'"),
     ],
-    ids=["not json", "a list", "empty", "unknown type", "no width", "heads", "text for a number"],
+    ids=[
+        "not json",
+        "a list",
+        "too deep",
+        "empty",
+        "unknown type",
+        "no width",
+        "heads",
+        "no expert a token",
+        "text for a number",
+    ],
 )
 def test_malformed_configs(command, write_config: Callable[[str], str], text: str, says: str) -> None:  # type: ignore[no-untyped-def]
     assert says in command("plan", write_config(text)).error
