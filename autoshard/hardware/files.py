@@ -48,6 +48,7 @@ class _LinkFile(CollectiveNumbers):
     laws: dict[str, CollectiveEntry] = {}
     engine_laws: dict[str, CollectiveEntry] = {}
     laws_like: str | None = None
+    source: str = ""
 
     def build(self, side: str) -> Link:
         laws = {kind: law.law() for kind, law in self.laws.items()}
@@ -113,12 +114,20 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
 
 
-@lru_cache
-def _device_file(name: str) -> _DeviceFile:
+def device_file_text(name: str) -> str:
+    """The text of the file of the device that ships under ``name``.
+
+    Raises:
+        InvalidInputError: for a name that is not one of `known_devices`.
+    """
     if name not in known_devices():
         raise InvalidInputError(f"unknown device {name!r}: known devices are {', '.join(known_devices())}")
-    text = (resources.files("autoshard.hardware") / "devices" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _DeviceFile.model_validate(yaml.safe_load(text))
+    return (resources.files("autoshard.hardware") / "devices" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@lru_cache
+def _device_file(name: str) -> _DeviceFile:
+    return _DeviceFile.model_validate(yaml.safe_load(device_file_text(name)))
 
 
 @lru_cache
