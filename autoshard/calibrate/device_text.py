@@ -17,12 +17,17 @@ _FIELDS: Mapping[type, Mapping[str, tuple[str, float]]] = {
     CollectiveLaw: COLLECTIVE_FIELDS,
     DispatchLaw: DISPATCH_FIELDS,
 }
+_DEFAULTS: Mapping[type, Any] = {
+    KernelLaw: KernelLaw(compute_efficiency=1.0, memory_efficiency=1.0, launch_s=0.0),
+    CollectiveLaw: CollectiveLaw(latency_s=0.0),
+    DispatchLaw: DispatchLaw(latency_s=0.0),
+}
 _ALWAYS = {"compute", "memory", "launch_us", "latency_us"}
 
 
 def entry(law: KernelLaw | CollectiveLaw | DispatchLaw) -> dict[str, Any]:
     """A law as it stands in a device file; constants that are off are left out."""
-    default = type(law)(**{name: 1.0 for name in _required(law)})
+    default = _DEFAULTS[type(law)]
     found: dict[str, Any] = {}
     for key, (name, unit) in _FIELDS[type(law)].items():
         value = getattr(law, name)
@@ -35,17 +40,11 @@ def entry(law: KernelLaw | CollectiveLaw | DispatchLaw) -> dict[str, Any]:
     return found
 
 
-def _required(law: object) -> tuple[str, ...]:
-    if isinstance(law, KernelLaw):
-        return ("compute_efficiency", "memory_efficiency", "launch_s")
-    return ("latency_s",)
-
-
 def merge(base: Mapping[str, Any], groups: Iterable[FittedGroup]) -> dict[str, Any]:
     """``base`` (a device file's mapping) with the laws of ``groups`` at their places."""
     merged: dict[str, Any] = _copied(base)
     for group in groups:
-        place = merged
+        place: dict[Any, Any] = merged
         for key in group.slot[:-1]:
             place = place.setdefault(key, {})
         at: Any = group.slot[-1]

@@ -168,9 +168,7 @@ def mla_decode_law_s(
     bandwidth = device.memory_bytes_per_s * law.memory_efficiency
     memory_s = saturated_bytes(cache_bytes, law.saturation_bytes) / bandwidth
     units_s = sequences * heads * law.unit_s / device.num_units
-    found: FloatArray = (
-        law.launch_s + _split_s(law, context) + overlapped_s(compute_s, memory_s, law.overlap) + units_s
-    )
+    found: FloatArray = law.launch_s + _split_s(law, context) + overlapped_s(compute_s, memory_s, law.overlap) + units_s
     return found
 
 

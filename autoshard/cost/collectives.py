@@ -40,9 +40,7 @@ def _constants(law: CollectiveLaw, size: FloatArray) -> dict[str, FloatArray]:
         return found
     anchors = np.log2([float(ranks) for ranks, _ in law.by_ranks])
     at = np.log2(np.maximum(size, 1.0))
-    found = {
-        name: floats(np.interp(at, anchors, [getattr(each, name) for _, each in law.by_ranks])) for name in names
-    }
+    found = {name: floats(np.interp(at, anchors, [getattr(each, name) for _, each in law.by_ranks])) for name in names}
     if len(anchors) > 1:
         last, before = law.by_ranks[-1][1].latency_s, law.by_ranks[-2][1].latency_s
         slope = max(last - before, 0.0) / (anchors[-1] - anchors[-2])
@@ -126,9 +124,7 @@ def _replayed_s(
             one_level = _link_s(intra, "all_reduce", 2.0 * within_bytes, local)
             own = intra.engine_laws.get(engine) if engine is not None else None
             if own is not None:
-                one_level = np.minimum(
-                    one_level, collective_law_s(own, intra.bytes_per_s, 2.0 * within_bytes, local)
-                )
+                one_level = np.minimum(one_level, collective_law_s(own, intra.bytes_per_s, 2.0 * within_bytes, local))
             return np.where(nodes > 1, two_level, one_level)
         case "all_gather" | "reduce_scatter":
             within = _link_s(intra, kind, num_bytes * _shared(local), local)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -76,7 +76,7 @@ class CollectiveNumbers(StrictModel):
     step_us: NotNegative = 0.0
     step_mb: NotNegative = 0.0
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, Any]:
         """Keyword arguments of `CollectiveLaw`."""
         return {field: getattr(self, key) * unit for key, (field, unit) in COLLECTIVE_FIELDS.items()}
 
@@ -120,7 +120,9 @@ class KernelEntry(StrictModel):
     def law(self) -> KernelLaw:
         """In base units."""
         given = {key: getattr(self, key) for key in KERNEL_FIELDS}
-        numbers = {KERNEL_FIELDS[k][0]: v * KERNEL_FIELDS[k][1] for k, v in given.items() if v is not None}
+        numbers: dict[str, Any] = {
+            KERNEL_FIELDS[k][0]: v * KERNEL_FIELDS[k][1] for k, v in given.items() if v is not None
+        }
         return KernelLaw(**numbers, source=self.source)
 
 
@@ -137,7 +139,7 @@ class DispatchEntry(StrictModel):
 
     def law(self) -> DispatchLaw:
         """In base units."""
-        numbers = {field: getattr(self, key) * unit for key, (field, unit) in DISPATCH_FIELDS.items()}
+        numbers: dict[str, Any] = {f: getattr(self, key) * unit for key, (f, unit) in DISPATCH_FIELDS.items()}
         return DispatchLaw(**numbers, deduplicated=self.deduplicated, source=self.source)
 
 

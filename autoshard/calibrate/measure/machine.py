@@ -1,7 +1,7 @@
 """Measures this machine and turns what it finds into a cluster file.
 
-Peaks are what was reached: the fastest product gives the arithmetic, the fastest copy the memory. Laws are fitted to the
-rows; whatever is not timed (other formats, MLA, dispatch, and links unless run under torchrun) keeps the constants of a
+Peaks are what was reached: the fastest product gives the arithmetic, the fastest copy the memory. Laws are fitted to
+the rows; whatever is not timed (other formats, MLA, dispatch, and links unless run under torchrun) keeps the constants of a
 shipped device, and the file says so.
 """
 
@@ -68,7 +68,9 @@ class Measurements:
     def cluster_text(self) -> str:
         """A cluster file for ``--cluster``."""
         device = self.device
-        kernels = {kind: {"bfloat16": entry(device.kernels[kind]["bfloat16"])} for kind in (*_KERNELS.values(), "memory")}
+        kernels = {
+            kind: {"bfloat16": entry(device.kernels[kind]["bfloat16"])} for kind in (*_KERNELS.values(), "memory")
+        }
         link: dict[str, Any] = {"gb_per_s": 1.0}
         base = parse_cluster(f"{self.like}x8")
         if self.intra is None:
@@ -92,7 +94,7 @@ class Measurements:
                 "inter": {"gb_per_s": base.inter.bytes_per_s / GB, "laws_like": self.like, "latency_us": 20.0},
             },
         }
-        head = f"# [measured: {self.where}, autoshard calibrate measure]; what was not timed is [inherited: {self.like}].\n"
+        head = f"# [measured: {self.where}, autoshard calibrate measure]; the rest is [inherited: {self.like}].\n"
         return head + dump(data)
 
     def report(self) -> dict[str, Any]:
@@ -127,8 +129,9 @@ def measure_machine(
         raise InvalidInputError(f"cannot measure on {device!r}: this machine has cpu{_has_cuda()}")
     base = parse_cluster(f"{like}x8")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    local = torch.device(device, int(os.environ.get("LOCAL_RANK", "0")) if device == "cuda" else None)
+    local = torch.device("cpu")
     if device == "cuda":
+        local = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(local)
     sizes = op.QUICK if quick else op.FULL
     rows: dict[str, list[op.Row]] = {}
@@ -184,9 +187,7 @@ def _fitted(
         kernels={kind: dict(laws) for kind, laws in base.device.kernels.items()},
     )
     floor_s = float((copies.positive("time_us") * US).min())
-    memory_law = KernelLaw(
-        compute_efficiency=1.0, memory_efficiency=1.0, launch_s=floor_s, source="[measured: copies]"
-    )
+    memory_law = KernelLaw(compute_efficiency=1.0, memory_efficiency=1.0, launch_s=floor_s, source="[measured: copies]")
     device = replace(device, kernels={**device.kernels, "memory": {"bfloat16": memory_law}})
     cluster = replace(base, device=device)
     errors: dict[str, dict[str, Any]] = {}

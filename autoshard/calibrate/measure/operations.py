@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -55,12 +56,16 @@ def _rotating(make: Callable[[], torch.Tensor], device: torch.device) -> Iterato
     return itertools.cycle([first, *(make() for _ in range(count - 1))])
 
 
+def _product(x: torch.Tensor, weights: Iterator[torch.Tensor]) -> torch.Tensor:
+    return x @ next(weights).T
+
+
 def gemm_rows(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     """Dense products in bfloat16."""
     for m, k, n in itertools.product(sizes.tokens, sizes.widths, sizes.widths):
         x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-        weights = _rotating(lambda n=n, k=k: torch.randn(n, k, device=device, dtype=torch.bfloat16), device)
-        time_s = seconds_of(lambda x=x, weights=weights: x @ next(weights).T, device)
+        weights = _rotating(partial(torch.randn, n, k, device=device, dtype=torch.bfloat16), device)
+        time_s = seconds_of(partial(_product, x, weights), device)
         yield {"framework": "torch", "gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "time_us": time_s / US}
 
 
@@ -127,7 +132,7 @@ def copy_rows(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     for size in sizes.copies:
         source = torch.zeros(size, device=device, dtype=torch.uint8)
         target = torch.empty_like(source)
-        time_s = seconds_of(lambda t=target, s=source: t.copy_(s), device)
+        time_s = seconds_of(partial(target.copy_, source), device)
         yield {"op": "copy", "size_bytes": size, "time_us": time_s / US}
 
 
@@ -140,10 +145,10 @@ def collective_rows(sizes: Sizes, device: torch.device) -> Iterator[Row]:
         other = torch.zeros_like(whole)
         pieces = list(whole.chunk(ranks))
         calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda whole=whole: dist.all_reduce(whole),
-            "all_gather": lambda pieces=pieces, part=part: dist.all_gather(pieces, part),
-            "reduce_scatter": lambda whole=whole, part=part: _reduce_scatter(part, whole),
-            "alltoall": lambda whole=whole, other=other: dist.all_to_all_single(other, whole),
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather, pieces, part),
+            "reduce_scatter": partial(_reduce_scatter, part, whole),
+            "alltoall": partial(dist.all_to_all_single, other, whole),
         }
         for op, call in calls.items():
             dist.barrier()

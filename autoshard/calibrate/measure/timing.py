@@ -44,9 +44,10 @@ def _cuda_seconds(call: Callable[[], object], inner: int) -> float:
     except RuntimeError:  # not capturable: a library that allocates or waits
         torch.cuda.synchronize()
     run()
-    samples = []
+    samples: list[float] = []
     for _ in range(_REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         run()
         end.record()
