@@ -47,7 +47,8 @@ def test_two_ranks_measure_collectives(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120, check=False,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     cluster = parse_cluster(str(file))

@@ -1,8 +1,8 @@
 """Measures this machine and turns what it finds into a cluster file.
 
 Peaks are what was reached: the fastest product gives the arithmetic, the fastest copy the memory. Laws are fitted to
-the rows; whatever is not timed (other formats, MLA, dispatch, and links unless run under torchrun) keeps the constants of a
-shipped device, and the file says so.
+the rows; whatever is not timed (other formats, MLA, dispatch, and links unless run under torchrun) keeps the constants
+of a shipped device, and the file says so.
 """
 
 import csv
