@@ -31,7 +31,7 @@ demo: $(STAMP)
 	$(BIN)/autoshard validate plan.json --nproc 4
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -q
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

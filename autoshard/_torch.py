@@ -49,7 +49,15 @@ def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
 
 
 class DispatchMode(TorchDispatchMode):
-    """A `TorchDispatchMode` whose constructor is typed."""
+    """A `TorchDispatchMode` with a typed constructor, and without the wrapper that keeps torch.compile out of it.
+
+    The wrapper costs more than the logging, and nothing is compiled here (``_should_skip_dynamo``, 2.7 and later;
+    unused before).
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

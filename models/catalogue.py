@@ -18,7 +18,8 @@ class CatalogueEntry:
 
     ``kind`` says how ``config`` is read: ``"transformers"`` is a ``config.json`` (its ``architectures`` names the
     class); ``"factory"`` holds the keyword arguments of ``target``, a ``"package.module:function"``.
-    ``num_parameters`` is the exact count and ``reference`` says where it comes from.
+    ``num_parameters`` is the exact count; ``reference`` names the model and how the count was had. No count here was
+    read off a checkpoint.
     """
 
     name: str
@@ -73,7 +74,7 @@ _TRANSFORMERS = (
         name="mixtral-8x7b",
         kind="transformers",
         num_parameters=46_702_792_704,
-        reference="huggingface.co/mistralai/Mixtral-8x7B-v0.1, safetensors index",
+        reference="huggingface.co/mistralai/Mixtral-8x7B-v0.1; count summed from the config's shapes",
         config=_mixtral(
             hidden_size=4096,
             intermediate_size=14336,
@@ -87,7 +88,7 @@ _TRANSFORMERS = (
         kind="transformers",
         # The v0.1 base model has 32,000 tokens; the instruct model has 32,768 and 9,437,184 parameters more.
         num_parameters=140_620_634_112,
-        reference="huggingface.co/mistralai/Mixtral-8x22B-v0.1, safetensors index",
+        reference="huggingface.co/mistralai/Mixtral-8x22B-v0.1; count summed from the config's shapes",
         config=_mixtral(
             hidden_size=6144,
             intermediate_size=16384,
@@ -100,7 +101,7 @@ _TRANSFORMERS = (
         name="qwen3-30b-a3b",
         kind="transformers",
         num_parameters=30_532_122_624,
-        reference="huggingface.co/Qwen/Qwen3-30B-A3B, safetensors index (30.5 B on the model card)",
+        reference="huggingface.co/Qwen/Qwen3-30B-A3B; count summed from the config's shapes",
         config=_qwen3_moe(
             hidden_size=2048,
             intermediate_size=6144,
@@ -117,7 +118,7 @@ _TRANSFORMERS = (
         name="qwen3-235b-a22b",
         kind="transformers",
         num_parameters=235_093_634_560,
-        reference="huggingface.co/Qwen/Qwen3-235B-A22B, safetensors index (235 B on the model card)",
+        reference="huggingface.co/Qwen/Qwen3-235B-A22B; count summed from the config's shapes",
         config=_qwen3_moe(
             hidden_size=4096,
             intermediate_size=12288,
@@ -134,7 +135,7 @@ _TRANSFORMERS = (
         name="qwen3-coder-480b",
         kind="transformers",
         num_parameters=480_154_875_392,
-        reference="huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct (480 B on the model card), summed from shapes",
+        reference="huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct ; count summed from the config's shapes",
         config=_qwen3_moe(
             hidden_size=6144,
             intermediate_size=8192,
@@ -151,7 +152,7 @@ _TRANSFORMERS = (
         name="olmoe-1b-7b",
         kind="transformers",
         num_parameters=6_919_161_856,
-        reference="huggingface.co/allenai/OLMoE-1B-7B-0924, safetensors index",
+        reference="huggingface.co/allenai/OLMoE-1B-7B-0924; count summed from the config's shapes",
         config={
             "model_type": "olmoe",
             "architectures": ["OlmoeForCausalLM"],
@@ -177,7 +178,7 @@ _TRANSFORMERS = (
         name="llama-3.1-70b",
         kind="transformers",
         num_parameters=70_553_706_496,
-        reference="huggingface.co/meta-llama/Llama-3.1-70B, safetensors index",
+        reference="huggingface.co/meta-llama/Llama-3.1-70B; count summed from the config's shapes",
         config={
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],

@@ -46,7 +46,9 @@ class GraphMaker:
 
     def norm(self, name: str, fqn: str, source: str) -> Norm:
         w = self.hidden
-        return Norm(name=name, fqn=fqn, inputs=(source,), params=(_param(f"{fqn}.weight", w.size),), width=w, group=w.size)
+        return Norm(
+            name=name, fqn=fqn, inputs=(source,), params=(_param(f"{fqn}.weight", w.size),), width=w, group=w.size
+        )
 
     def linear(self, name: str, fqn: str, source: str, i: Dim, o: Dim, *, is_head: bool = False) -> Linear:
         weight = _param(f"{fqn}.weight", o.size, i.size)

@@ -5,7 +5,7 @@ from typing import Any
 
 from autoshard.api.build_plan import build_plan
 from autoshard.api.models import graph_of, source_of, written_source
-from autoshard.api.pins import parse_fix, parse_pin, pins_for
+from autoshard.api.pins import check_degrees, parse_fix, parse_pin, pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.solve import ALGORITHMS, make_simulator, solve
 from autoshard.errors import InvalidInputError
@@ -58,6 +58,7 @@ def autoshard(
     source = source_of(model)
     progress(f"tracing {source.name}")
     graph = graph_of(model, source)
+    check_degrees(graph, fixed)
     progress(f"building the cost tables of {where.name}")
     simulator = make_simulator(graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned))
     progress(f"searching {len(simulator.points)} degree points")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Choice
+from autoshard.sharding import RESIDUAL, Choice, degree_reasons
 from autoshard.sharding.legality import choice_key, choice_keys
 from autoshard.sharding.space import options
 from autoshard.simulator import PINNABLE
@@ -61,6 +61,18 @@ def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
             _check_offered(graph, key, choice, name)
             found[key] = choice
     return found
+
+
+def check_degrees(graph: OpGraph, fixed: Mapping[str, int]) -> None:
+    """Check each fixed degree against the model, before the cluster is asked which combinations there are.
+
+    Raises:
+        InvalidInputError: for one that the model's heads, experts or layers do not allow; names the nearest that works.
+    """
+    reasons = degree_reasons(graph, pp=fixed.get("pp", 1), dp=1, tp=fixed.get("tp", 1), ep=fixed.get("ep", 1))
+    broken = [r.message for r in reasons if r.rule not in ("mesh nesting", "dense ep")]
+    if broken:
+        raise InvalidInputError("; ".join(broken))
 
 
 def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Emission: a strategy on a live PyTorch model. Read `axes` (the mesh), `steps` (one call per step), then `apply`."""
+"""Emission: a strategy on a live PyTorch model. Read `axes` (the mesh), `steps` (a call each), then `application`."""
 
-from autoshard.emit.apply import apply
+from autoshard.emit.application import apply
 from autoshard.emit.axes import device_mesh, submesh
 from autoshard.emit.parameters import torch_placements
 

@@ -45,7 +45,11 @@ def check_parameters(model: nn.Module, graph: OpGraph) -> None:
 def shard_parameters(
     model: nn.Module, placements: tuple[ParamPlacement, ...], mesh: DeviceMesh, stage: StageMesh
 ) -> None:
-    """Replace every parameter of ``model`` by a DTensor with its placement; tied parameters stay tied."""
+    """Replace every parameter of ``model`` by a DTensor with its placement; tied parameters stay tied.
+
+    Parts (and whole buffers) move to the mesh's device, so that a model too large for one device can be sharded from
+    host memory; what is on meta stays there.
+    """
     axes = mesh_axes(mesh, stage)
     meshes: dict[tuple[str, ...], DeviceMesh] = {}
     done: dict[int, nn.Parameter] = {}
@@ -63,7 +67,7 @@ def shard_parameters(
             if dims not in meshes:
                 meshes[dims] = submesh(mesh, stage, dims)
             # A copy, so that the whole tensor is freed once its last owner lets go of it.
-            local = part.clone(memory_format=torch.contiguous_format)
+            local = _to_device(part.clone(memory_format=torch.contiguous_format), mesh)
             tensor = DTensor.from_local(
                 local,
                 meshes[dims],
@@ -75,3 +79,11 @@ def shard_parameters(
             done[id(whole)] = nn.Parameter(tensor, requires_grad=False)
             done[id(done[id(whole)])] = done[id(whole)]
         module._parameters[name] = done[id(whole)]
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _to_device(buffer, mesh)
+
+
+def _to_device(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return tensor if tensor.is_meta else tensor.to(mesh.device_type)

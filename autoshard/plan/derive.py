@@ -41,14 +41,10 @@ def step_tokens(strategy: Strategy, workload: Workload) -> tuple[int, int]:
 def planned_ops(graph: OpGraph, strategy: Strategy, workload: Workload) -> dict[str, tuple[PlannedOp, ...]]:
     """Every fused op by block, with its layouts and the collectives of one microbatch at the workload's lengths."""
     tokens, logit_tokens = step_tokens(strategy, workload)
-    listed = collectives(
-        graph, strategy, tokens=tokens, logit_tokens=logit_tokens, activation_bytes=ACTIVATION_BYTES
-    )
+    listed = collectives(graph, strategy, tokens=tokens, logit_tokens=logit_tokens, activation_bytes=ACTIVATION_BYTES)
     at: dict[str, list[PlannedCollective]] = {}
     for c in listed:
-        one = PlannedCollective(
-            kind=c.kind, axis=c.axis, group_size=c.group_size, num_bytes=c.num_bytes, count=c.count
-        )
+        one = PlannedCollective(kind=c.kind, axis=c.axis, group_size=c.group_size, num_bytes=c.num_bytes, count=c.count)
         at.setdefault(c.where, []).append(one)
     resolved = resolve_graph(graph, strategy)
     return {

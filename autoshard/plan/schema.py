@@ -47,7 +47,7 @@ class ClusterIdentity(_Part):
 
 
 class MeshLayout(_Part):
-    """The device mesh of one replica: ``pp`` and the refined dims of a stage, outermost first, and the views of them."""
+    """The device mesh of one replica: ``pp`` and the refined dims of a stage, outermost first, and views of them."""
 
     dims: tuple[tuple[str, int], ...]
     views: dict[str, tuple[str, ...]]
@@ -117,7 +117,7 @@ class Predicted(_Part):
 
 
 class SearchRecord(_Part):
-    """How the plan was found. ``rl_*`` is what the named algorithm reached by itself, ``exact_*`` the proven optimum."""
+    """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum."""
 
     algorithm: str
     seed: int

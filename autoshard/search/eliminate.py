@@ -6,6 +6,7 @@ minimising choices are read back in reverse. For the chain of a transformer bloc
 operators with the layouts in between as state; it works for any graph of choices, in time of the widest factor.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ def restrict(table: Table, fixed: Mapping[int, int]) -> Table:
     """The table with some variables set to an option."""
     index: tuple[slice | int, ...] = (
         slice(None),
-        *(fixed.get(v, slice(None)) for v in table.variables),  # type: ignore[arg-type]
+        *(fixed.get(v, slice(None)) for v in table.variables),
     )
     return Table(tuple(v for v in table.variables if v not in fixed), table.values[index])
 
@@ -49,20 +50,20 @@ def elimination_order(tables: Sequence[Table], sizes: Mapping[int, int]) -> list
     left = set().union(*scopes) if scopes else set()
     order = []
     while left:
-
-        def cost(v: int) -> tuple[int, int]:
-            joined = set().union(*(s for s in scopes if v in s)) - {v}
-            size = 1
-            for u in joined:
-                size *= sizes[u]
-            return size, v
-
-        best = min(left, key=cost)
-        joined = set().union(*(s for s in scopes if best in s)) - {best}
-        scopes = [s for s in scopes if best not in s] + [joined]
+        best = min(left, key=lambda v: (_size(_joined(scopes, v), sizes), v))
+        scopes = [*(s for s in scopes if best not in s), _joined(scopes, best)]
         left.remove(best)
         order.append(best)
     return order
+
+
+def _joined(scopes: Sequence[set[int]], v: int) -> set[int]:
+    """The neighbours of ``v``: what the factor left by eliminating it is over."""
+    return set().union(*(s for s in scopes if v in s)) - {v}
+
+
+def _size(variables: set[int], sizes: Mapping[int, int]) -> int:
+    return math.prod(sizes[v] for v in variables)
 
 
 def minimise(tables: Sequence[Table], sizes: Mapping[int, int]) -> tuple[FloatArray, dict[int, IntArray]]:

@@ -1,7 +1,7 @@
 """The best distinct strategies seen: the history that the agent attends to and imitates, and the pool it mutates.
 
-The pool keeps only the best strategy of each point of the degrees. Without that it fills with near-copies of one
-strategy (choices that mean the same at degree 1, say), and every mutation explores the same neighbourhood.
+The pool keeps only the best strategy of each combination of the leading components. Without that it fills with
+near-copies of one strategy (the next batch size, say), and every mutation explores the same neighbourhood.
 """
 
 import math

@@ -152,7 +152,8 @@ class ExactSearch:
             front = fronts(self._tables(part, fixed, index), held, self.sizes, len(self.sizes), ILLEGAL_S)
             if not len(front.seconds):
                 return None
-            a, b = (m.ravel() for m in np.meshgrid(np.arange(len(stage_s)), np.arange(len(front.seconds)), indexing="ij"))
+            a = np.repeat(np.arange(len(stage_s)), len(front.seconds))
+            b = np.tile(np.arange(len(front.seconds)), len(stage_s))
             stage_s = stage_s[a] + front.seconds[b, None] * profiles[:, j]
             stage_bytes = stage_bytes[a] + (front.num_bytes[b, None] + always) * profiles[:, j]
             options = np.maximum(options[a], front.options[b])

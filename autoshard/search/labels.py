@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Labels that none dominates: ``seconds`` and ``num_bytes`` [labels], and ``options`` [labels, variables] (-1: unset)."""
+    """Labels that none dominates: ``seconds``, ``num_bytes`` [labels], ``options`` [labels, variables] (-1: unset)."""
 
     seconds: FloatArray
     num_bytes: FloatArray
@@ -35,8 +35,8 @@ class Front:
 
     def plus(self, other: "Front") -> "Front":
         """Every pair of labels added."""
-        a, b = np.meshgrid(np.arange(len(self.seconds)), np.arange(len(other.seconds)), indexing="ij")
-        a, b = a.ravel(), b.ravel()
+        a = np.repeat(np.arange(len(self.seconds)), len(other.seconds))
+        b = np.tile(np.arange(len(other.seconds)), len(self.seconds))
         options = np.maximum(self.options[a], other.options[b])
         return Front(self.seconds[a] + other.seconds[b], self.num_bytes[a] + other.num_bytes[b], options)
 
@@ -51,7 +51,11 @@ class Front:
 
 
 def fronts(
-    seconds: Sequence[Table], num_bytes: Mapping[int, FloatArray], sizes: Mapping[int, int], num_variables: int, limit: float
+    seconds: Sequence[Table],
+    num_bytes: Mapping[int, FloatArray],
+    sizes: Mapping[int, int],
+    num_variables: int,
+    limit: float,
 ) -> Front:
     """The Pareto front of a part at one point.
 

@@ -50,8 +50,10 @@ class RLConfig:
     """Share of the calls left for the last chunk, where the islands' histories meet. [chosen]"""
     mutation_share: float = 0.3
     """Least share of a batch that are mutations of elites; they also replace what the policy repeats. [chosen]"""
-    pool: int = 16
-    """Degree points whose best strategies are kept to be mutated. [chosen]"""
+    pool: int = 20
+    """Best strategies kept to be mutated. [chosen]"""
+    pool_key_components: int = 3
+    """Leading components (group, pp, tp) of which the pool keeps one strategy per combination. [chosen]"""
     imitation: float = 0.1
     """c_I: weight of the elites' log-likelihood in the loss. [chosen]"""
     ranked_advantage: bool = True
@@ -78,7 +80,7 @@ class RLConfig:
     """Layers of the encoder. [chosen]"""
 
     def __post_init__(self) -> None:
-        positive = ("history", "chunks", "pool", "batch", "epochs", "width", "heads", "layers")
+        positive = ("history", "chunks", "pool", "pool_key_components", "batch", "epochs", "width", "heads", "layers")
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"RLConfig.{name} must be at least 1, got {getattr(self, name)}")
@@ -111,9 +113,9 @@ def _single_thread() -> Iterator[None]:
 class _Memory:
     """What a chunk has learned besides its policy: the elite history, and the pool of strategies to mutate."""
 
-    def __init__(self, problem: Problem, config: RLConfig) -> None:
+    def __init__(self, config: RLConfig) -> None:
         self.history = Elites(config.history)
-        self.pool = Elites(config.pool, problem.num_degree_components)
+        self.pool = Elites(config.pool, config.pool_key_components)
 
     def update(self, x: IntArray, scores: Scores) -> None:
         """Learn the scores of the first strategies of x."""
@@ -142,11 +144,11 @@ class _Agent:
         num_islands = config.chunks - 1
         total = self.recorder.calls_left
         last_share = config.merged_share if config.islands else 1 / config.chunks
-        archive = _Memory(self.problem, config)
+        archive = _Memory(config)
         for chunk in range(config.chunks):
             last = chunk == num_islands
             end = total if last else ceil(total * (1 - last_share) * (chunk + 1) / num_islands)
-            memory = _Memory(self.problem, config)
+            memory = _Memory(config)
             if last or not config.islands:
                 memory.merge(archive)
             self._run_chunk(memory, end)

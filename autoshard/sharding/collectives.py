@@ -71,9 +71,7 @@ def collectives(
                         kind=step.kind,
                         axis=step.axis,
                         group_size=sizes[step.axis],
-                        num_bytes=step_bytes(
-                            step, sizes, tokens=here, top_k=top_k, activation_bytes=activation_bytes
-                        ),
+                        num_bytes=step_bytes(step, sizes, tokens=here, top_k=top_k, activation_bytes=activation_bytes),
                         count=block.repeat,
                         where=f"{block.name}/{item.op.name}",
                     )

@@ -98,9 +98,7 @@ def redistribute(
         scatter = Step(kind="reduce_scatter", axis=axes.shard, rows=rows, width=width, packed=packed)
         if axes.rest is None:
             return (scatter,)
-        tail = Step(
-            kind="all_reduce", axis=axes.rest, rows=rows, width=width, split=(axes.shard,), packed=packed
-        )
+        tail = Step(kind="all_reduce", axis=axes.rest, rows=rows, width=width, split=(axes.shard,), packed=packed)
         return (scatter, tail)
     kind: StepKind = "all_gather" if src is S else "slice"
     return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed),)

@@ -124,7 +124,7 @@ def axis_sizes(mesh: StageMesh) -> dict[str, int]:
 
 
 def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
-    """The key of the choice that decides an op: its own, that of the op it follows, or of the op it shares weights with.
+    """The key of the choice that decides an op: its own, that of the op it follows or shares weights with.
 
     A tied head has the embedding's choice: 0 splits the vocabulary of both, 1 the hidden dim.
     """
@@ -164,7 +164,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
         return tuple(found)
     sizes = axis_sizes(mesh_of(graph, d))
     keys = choice_keys(graph)
-    for key, choice in strategy.choices:
+    for key, _ in strategy.choices:
         if key not in keys:
             found.append(Reason(rule="known op", values=(), message=f"no op {key!r}; there are {', '.join(keys)}"))
     for block in graph.components():

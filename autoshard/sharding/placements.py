@@ -68,9 +68,7 @@ def place(param: Param, position: int, option: Option | None, mesh: StageMesh, *
         else:
             by_axis["tp"] = by_axis.pop("tp_kv")
     placements = tuple(
-        Placement(kind="shard", dim=by_axis[axis].dim, packed=by_axis[axis].packed)  # type: ignore[index]
-        if axis in by_axis
-        else Placement()
+        Placement(kind="shard", dim=by_axis[axis].dim, packed=by_axis[axis].packed) if axis in by_axis else Placement()
         for axis in dims
     )
     return ParamPlacement(

@@ -97,4 +97,3 @@ def option_axis(option: Option) -> Axis | None:
 def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not those that follow another op, not opaque ones."""
     return [op for op in block.ops if op.follows is None and not isinstance(op, Add | Opaque)]
-

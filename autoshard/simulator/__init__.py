@@ -1,6 +1,6 @@
 """The simulator: predicted time, throughput and memory of strategies, batched over degree points and choices.
 
-Read `points` (which degrees), `work` and `tables` (what ops and tensors cost), `simulator` (stages, throughput, limits).
+Read `points` (which degrees), `work` and `tables` (what ops and tensors cost), then `simulator` (stages, limits).
 """
 
 from autoshard.simulator.points import DEGREE_COMPONENTS, PINNABLE, Points, make_points

@@ -9,7 +9,6 @@ from autoshard.cost import imbalance
 from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding.layout import Rows, Step
 from autoshard.simulator.points import Points
-from autoshard.workload import Workload
 
 FloatArray = NDArray[np.float64]
 
@@ -29,7 +28,7 @@ class Amounts:
     top_k: int
 
     @staticmethod
-    def of(graph: OpGraph, workload: Workload, points: Points, *, tokens_per_sequence: float) -> "Amounts":
+    def of(graph: OpGraph, points: Points, *, tokens_per_sequence: float) -> "Amounts":
         """Amounts when each sequence brings ``tokens_per_sequence`` tokens (1 for logits of the last token only)."""
         sequences = points.sequences.astype(np.float64)
         tokens = sequences * tokens_per_sequence

@@ -35,7 +35,9 @@ def activation_bytes(graph: OpGraph, points: Points, amounts: Amounts) -> FloatA
     routed = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)]
     if routed:
         inner = max(op.out_dim.size for op in routed if op.stage == "up")
-        inner += max((op.width.size for _, op in graph.all_ops() if isinstance(op, Activation) and op.routed), default=0)
+        inner += max(
+            (op.width.size for _, op in graph.all_ops() if isinstance(op, Activation) and op.routed), default=0
+        )
         total = total + amounts.group_tokens * hidden * ACTIVATION_BYTES
         total = total + amounts.pairs * (inner / points.etp + hidden) * ACTIVATION_BYTES
     return total

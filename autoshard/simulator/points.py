@@ -121,15 +121,13 @@ def _stage_group(
     for name, size in reversed(mesh.dims):
         strides[name] = stride
         stride *= size
-    in_node = {}
+    in_node: dict[str, int] = {}
     for axis, names in mesh.views:
         key = (mesh.size(axis), strides[names[-1]] if names else 1, used)
         if key not in cache:
             cache[key] = ranks_in_node(*key, cluster.devices_per_node)
         in_node[axis] = cache[key]
-    return StageGroup(
-        pp=pp, dp=dp, tp=tp, ep=ep, etp=group // ep, sizes=axis_sizes(mesh), in_node=in_node
-    )
+    return StageGroup(pp=pp, dp=dp, tp=tp, ep=ep, etp=group // ep, sizes=axis_sizes(mesh), in_node=in_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +231,7 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
             raise InvalidInputError(f"cannot fix {key!r}; degrees are {', '.join(PINNABLE)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(f"{key}={value!r} must be a whole number of at least 1")
-    needed = fixed.get("pp", 1) * max(
-        fixed.get("dp", 1) * fixed.get("tp", 1), fixed.get("ep", 1) * fixed.get("etp", 1)
-    )
+    needed = fixed.get("pp", 1) * max(fixed.get("dp", 1) * fixed.get("tp", 1), fixed.get("ep", 1) * fixed.get("etp", 1))
     needed *= fixed.get("replicas", 1)
     if needed > cluster.num_devices:
         pins = ", ".join(f"{k}={v}" for k, v in fixed.items() if k != "batch")
@@ -255,4 +251,3 @@ def _batches(g: StageGroup, fixed: Mapping[str, int], largest: int) -> list[tupl
 def top_k_of(graph: OpGraph) -> int:
     """Experts per token, 1 for a dense model."""
     return max((op.top_k for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
-

@@ -6,8 +6,8 @@ the slowest stage for one microbatch, hand-over included, a microbatch is back a
 .. math:: T = pp \cdot t
 
 which is the time per output token in decode and, for a prompt, the time to its first token. Throughput of a replica is
-the tokens of its batch per ``T``; a batch of fewer microbatches than stages leaves stages idle (the bubble) with the same
-``T``. The objective divides by every device of the cluster, idle ones included. Times are sums of factor tables
+the tokens of its batch per ``T``; a batch of fewer microbatches than stages leaves stages idle (the bubble) with the
+same ``T``. The objective divides by every device of the cluster, idle ones included. Times are sums of factor tables
 (`autoshard.simulator.tables`), so a prediction can be opened into its terms.
 
 Neglected: overlap of collectives with compute, host overhead of an engine, contention between groups on one link.
@@ -69,32 +69,31 @@ class Simulator:
     ) -> None:
         self.graph, self.cluster, self.workload = graph, cluster, workload
         self.fixed, self.pinned = dict(fixed or {}), dict(pinned or {})
-        self._set_points(make_points(graph, cluster, self.fixed))
-        reachable = np.stack([v.legal.any(1) for v in self.variables], 1)
-        if not reachable.all(1).any():
+        points = make_points(graph, cluster, self.fixed)
+        self._set_points(points, priced=False)
+        reachable = np.stack([v.legal.any(1) for v in self.variables], 1).all(1)
+        if not reachable.any():
             pins = [f"{v.key}={self.pinned[v.key]}" for v in self.variables if v.key in self.pinned]
             raise InvalidInputError(f"no legal degrees allow the pinned {', '.join(pins)} (widths must divide)")
-        least = np.where(reachable.all(1), self.minimum_bytes(), np.inf)
+        least = np.where(reachable, self.minimum_bytes(), np.inf)
         keep = least <= self.capacity_bytes
         self.smallest_bytes = float(least.min())
-        self.num_points_before_memory = len(self.points)
-        if keep.any() and not keep.all():
-            self._set_points(self.points.take(keep))
+        self.num_points_before_memory = len(points)
         self.any_fits = bool(keep.any())
+        # Where nothing fits every point stays, priced, so that it can still be said what each would take.
+        self._set_points(points.take(keep) if self.any_fits else points, priced=True)
 
-    def _set_points(self, points: Points) -> None:
+    def _set_points(self, points: Points, *, priced: bool) -> None:
         self.points = points
         self.variables: tuple[Variable, ...]
         self.components: dict[str, Component]
         self.variables, self.components = build_tables(
-            self.graph, self.cluster, self.workload, points, self.pinned
+            self.graph, self.cluster, self.workload, points, self.pinned, priced=priced
         )
         self.parts = tuple(self.components[b.name] for b in self.graph.components())
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
-        self.profiles, self.totals = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
-        amounts = Amounts.of(
-            self.graph, self.workload, points, tokens_per_sequence=self.workload.tokens_per_sequence
-        )
+        self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
+        amounts = Amounts.of(self.graph, points, tokens_per_sequence=self.workload.tokens_per_sequence)
         self.activations = activation_bytes(self.graph, points, amounts)
         self.send_s = self.components["send"].seconds(
             np.arange(len(points)), np.zeros((len(points), len(self.variables)), dtype=np.int64)

@@ -44,14 +44,8 @@ def stage_profiles(layers: tuple[int, ...], num_kinds: int, pp: int) -> FloatArr
     return np.array(found)
 
 
-def padded_profiles(layers: tuple[int, ...], num_kinds: int, pps: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Profiles of several pp at once: ``[len(pps), profiles, parts]`` (padded with a repeat), and that of total counts.
-
-    Returns:
-        The profiles, and the number of every part in the whole model ``[parts]``.
-    """
+def padded_profiles(layers: tuple[int, ...], num_kinds: int, pps: NDArray[np.int64]) -> FloatArray:
+    """Profiles of several pp at once: ``[len(pps), profiles, parts]``, padded with repeats of the first."""
     each = [stage_profiles(layers, num_kinds, int(pp)) for pp in pps]
     most = max(len(p) for p in each)
-    padded = np.stack([np.concatenate([p, np.repeat(p[:1], most - len(p), 0)]) for p in each])
-    totals = np.array([1.0, *np.bincount(np.array(layers), minlength=num_kinds).astype(float), 1.0])
-    return padded, totals
+    return np.stack([np.concatenate([p, np.repeat(p[:1], most - len(p), 0)]) for p in each])

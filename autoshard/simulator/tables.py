@@ -6,7 +6,8 @@ are; the price of a step is then one vector over points, and is reused wherever 
 """
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from autoshard.cost import collective_s
 from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
-from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Norm, OpGraph
+from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
 from autoshard.sharding.flow import tensor_moves
 from autoshard.sharding.layout import Layout, R, S, Step
 from autoshard.sharding.legality import choice_key, choice_keys
@@ -52,7 +53,6 @@ class TableBuilder:
         self._amounts = {
             last: Amounts.of(
                 self.graph,
-                self.workload,
                 self.points,
                 tokens_per_sequence=1 if last else self.workload.tokens_per_sequence,
             )
@@ -117,8 +117,8 @@ class TableBuilder:
         self._step_s[step, last] = found
         return found
 
-    def component(self, block: Block) -> Component:
-        """Factors and bytes of one block."""
+    def component(self, block: Block, *, priced: bool = True) -> Component:
+        """Factors and bytes of one block; without factors unless ``priced``."""
         last = block is self.graph.epilogue
         work = WorkModel(
             device=self.cluster.device, workload=self.workload, points=self.points, amounts=self._amounts[last]
@@ -127,31 +127,38 @@ class TableBuilder:
         weights: dict[int, FloatArray] = {}
         kv: dict[int, FloatArray] = {}
         for op in block.ops:
-            offered = options(block, op)
-            if not offered:
-                factors.append(self._constant(work.seconds(op, None), op))
-                continue
             v = self._index.get(choice_key(self.graph, block, op))
-            listed = offered if v is None else [self._option(offered, c) for c in self.variables[v].choices]
-            compute = np.stack([work.seconds(op, o) for o in listed], 1)
-            inside = np.stack([self._steps_s(o.internal, last=last) for o in listed], 1)
-            held = np.stack([work.weight_bytes(op, o) for o in listed], 1)
-            cached = np.stack([work.kv_bytes(op, o) for o in listed], 1)
-            at = () if v is None else (v,)
-            pick = (lambda t: t[:, 0]) if v is None else (lambda t: t)
-            factors.append(Factor(variables=at, table=pick(compute), label=op.name, what=op.kind))
-            if inside.any():
-                factors.append(Factor(variables=at, table=pick(inside), label=op.name, what="collective"))
-            key = self._index[RESIDUAL] if v is None else v
-            size = len(self.variables[key].choices)
-            weights[key] = weights.get(key, 0.0) + (held if v is not None else np.repeat(held, size, 1))
-            if cached.any():
-                kv[key] = kv.get(key, 0.0) + cached
-        for producer in (None, *block.ops):
+            offered = options(block, op)
+            listed = [self._option(offered, c) for c in self.variables[v].choices] if v is not None else list(offered)
+            if priced:
+                factors += self._op_factors(op, v, listed, work, last=last)
+            if not listed:
+                continue
+            at = self._index[RESIDUAL] if v is None else v
+            width = len(self.variables[at].choices)
+            for held, of in ((weights, work.weight_bytes), (kv, work.kv_bytes)):
+                table = np.stack([of(op, o) for o in listed], 1)
+                if table.any():
+                    held[at] = held.get(at, np.zeros(1)) + np.broadcast_to(table, (len(table), width))
+        for producer in (None, *block.ops) if priced else ():
             factor = self._tensor_factor(block, producer, last=last)
             if factor is not None:
                 factors.append(factor)
         return Component(name=block.name, factors=tuple(factors), weights=tuple(weights.items()), kv=tuple(kv.items()))
+
+    def _op_factors(
+        self, op: FusedOp, v: int | None, listed: Sequence[Option], work: WorkModel, *, last: bool
+    ) -> list[Factor]:
+        """Seconds of an op's own computation and internal collectives, over its choice (if it has one)."""
+        if v is None:
+            seconds = work.seconds(op, listed[0] if listed else None)
+            return [Factor(variables=(), table=seconds, label=op.name, what=op.kind)]
+        compute = np.stack([work.seconds(op, o) for o in listed], 1)
+        found = [Factor(variables=(v,), table=compute, label=op.name, what=op.kind)]
+        inside = np.stack([self._steps_s(o.internal, last=last) for o in listed], 1)
+        if inside.any():
+            found.append(Factor(variables=(v,), table=inside, label=op.name, what="collective"))
+        return found
 
     @staticmethod
     def _option(offered: tuple[Option, ...], choice: Choice) -> Option:
@@ -163,69 +170,62 @@ class TableBuilder:
             total = total + self.step_s(step, last=last)
         return total
 
-    @staticmethod
-    def _constant(seconds: FloatArray, op: FusedOp) -> Factor:
-        return Factor(variables=(), table=seconds, label=op.name, what=op.kind)
-
     def _tensor_factor(self, block: Block, producer: FusedOp | None, *, last: bool) -> Factor | None:
         """Seconds of all moves of one tensor, over the choices of its producer and readers."""
         name = BLOCK_INPUT if producer is None else producer.name
         readers = [(op, i) for op, i in consumers(block, name) if op.kind != "embedding"]
         if not readers and producer is None:
             return None
-        residual = self._index[RESIDUAL]
-
-        def variable(op: FusedOp | None) -> int | None:
-            if op is None or isinstance(op, Add):
-                return residual
-            return self._index.get(choice_key(self.graph, block, op))
-
-        involved = {variable(op) for op in (producer, *(r for r, _ in readers))} - {None}
-        if not readers and not getattr(producer, "is_head", False):
-            involved.add(residual)
-        order = tuple(sorted(v for v in involved if v is not None))
+        found = {self._decides(block, op) for op in (producer, *(r for r, _ in readers))}
+        if not readers and not _is_head(producer):
+            found.add(self._index[RESIDUAL])
+        order = tuple(sorted(v for v in found if v is not None))
         shape = tuple(len(self.variables[v].choices) for v in order)
-        table = np.zeros((len(self.points), *shape))
-        for cell in itertools.product(*(range(n) for n in shape)):
+        flat = np.zeros((len(self.points), math.prod(shape)))
+        for column, cell in enumerate(itertools.product(*(range(n) for n in shape))):
             chosen = {v: self.variables[v].choices[c] for v, c in zip(order, cell, strict=True)}
             for pattern, index in self._groups.items():
-                table[(index, *cell)] = self._cell(block, producer, readers, chosen, pattern, variable, last)[index]
-        if not table.any():
+                seconds = self._cell(block, producer, readers, chosen, pattern, last=last)
+                flat[index, column] = seconds[index]
+        if not flat.any():
             return None
+        table = flat.reshape(len(self.points), *shape)
         return Factor(variables=order, table=table, label=name, what="collective")
+
+    def _decides(self, block: Block, op: FusedOp | None) -> int | None:
+        """The variable that decides an op's layout: the residual's for the block's input and for additions."""
+        if op is None or isinstance(op, Add):
+            return self._index[RESIDUAL]
+        return self._index.get(choice_key(self.graph, block, op))
 
     def _cell(
         self,
         block: Block,
         producer: FusedOp | None,
-        readers: list[tuple[FusedOp, int]],
+        readers: Sequence[tuple[FusedOp, int]],
         chosen: Mapping[int, Choice],
         pattern: StagePattern,
-        variable: "object",
+        *,
         last: bool,
     ) -> FloatArray:
-        residual = _RESIDUAL_LAYOUTS[chosen.get(self._index[RESIDUAL], None)]
+        """Seconds of one tensor's moves under chosen options; `ILLEGAL_S` where no rule allows the combination."""
+        at = self._index[RESIDUAL]
+        residual = _RESIDUAL_LAYOUTS[chosen.get(at)]
 
         def option(op: FusedOp) -> Option:
-            v = variable(op)  # type: ignore[operator]
+            v = self._decides(block, op)
             return self._option(options(block, op), None if v is None else chosen[v])
 
+        if at in chosen and residual is R and any(_is_split_norm(op, option) for op, _ in readers):
+            return np.full(len(self.points), ILLEGAL_S)
         raw = residual if producer is None or isinstance(producer, Add) else option(producer).yields
         needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
-        final = None
-        if not readers:
-            final = R if getattr(producer, "is_head", False) else residual
-        for op in (producer, *(r for r, _ in readers)):
-            if isinstance(op, Norm) and op.follows is None and option(op).choice == 0 and residual is R:
-                v = self._index[RESIDUAL]
-                if v in chosen and op in [r for r, _ in readers]:
-                    return np.full(len(self.points), ILLEGAL_S)
+        final = None if readers else (R if _is_head(producer) else residual)
         try:
             moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
         except UnsupportedModelError:
             return np.full(len(self.points), ILLEGAL_S)
-        steps = (*moves.exit, *(s for entry in moves.entry for s in entry))
-        return self._steps_s(steps, last=last)
+        return self._steps_s((*moves.exit, *(s for entry in moves.entry for s in entry)), last=last)
 
     def send(self) -> Component:
         """The hand-over of one microbatch to the next stage: the residual, from one device to one device."""
@@ -234,7 +234,11 @@ class TableBuilder:
         many = self.points.pp > 1
         close = self.points.group * 2 <= self.cluster.devices_per_node
         seconds = collective_s(
-            "send_recv", num_bytes, np.where(many, 2, 1), np.where(many & close, 2, 1), self.cluster.intra,
+            "send_recv",
+            num_bytes,
+            np.where(many, 2, 1),
+            np.where(many & close, 2, 1),
+            self.cluster.intra,
             self.cluster.inter,
         )
         return Component(
@@ -245,18 +249,30 @@ class TableBuilder:
         )
 
 
+def _is_head(op: FusedOp | None) -> bool:
+    return isinstance(op, Linear) and op.is_head
+
+
+def _is_split_norm(op: FusedOp, option: Callable[[FusedOp], Option]) -> bool:
+    """Whether a norm of the residual is chosen to run on a shard of it."""
+    return isinstance(op, Norm) and op.follows is None and option(op).choice == 0
+
+
 def build_tables(
     graph: OpGraph,
     cluster: Cluster,
     workload: Workload,
     points: Points,
     pinned: Mapping[str, Choice],
+    *,
+    priced: bool = True,
 ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
     """Variables (the residual first, then ops in graph order) and components by block name, plus ``"send"``.
 
-    A pinned variable keeps its options, but only the pinned one is legal.
+    A pinned variable keeps its options, but only the pinned one is legal. Without ``priced`` components hold bytes
+    but no seconds, which is all that the choice of points needs.
     """
     builder = TableBuilder(graph, cluster, workload, points, pinned)
-    components = {block.name: builder.component(block) for block in graph.components()}
+    components = {block.name: builder.component(block, priced=priced) for block in graph.components()}
     components["send"] = builder.send()
     return builder.variables, components

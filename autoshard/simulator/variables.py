@@ -77,9 +77,7 @@ class Component:
         return weights, _look_up([((v,), t) for v, t in self.kv], point, dims)
 
 
-def _look_up(
-    tables: Sequence[tuple[tuple[int, ...], FloatArray]], point: IntArray, dims: IntArray
-) -> FloatArray:
+def _look_up(tables: Sequence[tuple[tuple[int, ...], FloatArray]], point: IntArray, dims: IntArray) -> FloatArray:
     total = np.zeros(len(point))
     for variables, table in tables:
         flat = point.copy()

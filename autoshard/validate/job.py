@@ -22,7 +22,8 @@ class Case(BaseModel):
 class ModelJob(BaseModel):
     """A model to build, its graph, and the cases to run on it.
 
-    ``lengths`` are the tokens of the prompt and of every decode step, ``sequences`` the batch over all dp ranks.
+    ``lengths`` are the tokens of the prompt and of every decode step, ``sequences`` the batch over all dp ranks;
+    ``dtypes`` stand for the job's where given.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -33,6 +34,7 @@ class ModelJob(BaseModel):
     sequences: int = 4
     lengths: tuple[int, ...] = (6, 1, 1)
     seed: int = 0
+    dtypes: tuple[str, ...] | None = None
 
 
 class Job(BaseModel):

@@ -42,7 +42,7 @@ def validate(
                 raise InvalidInputError(f"case {case.name} needs {d.num_devices} ranks, not {nproc}")
             if model.sequences % d.dp:
                 raise InvalidInputError(f"case {case.name}: {model.sequences} sequences over dp={d.dp}")
-    work = [(m, dtype, case) for m in models for dtype in dtypes for case in m.cases]
+    work = [(m, dtype, case) for m in models for dtype in m.dtypes or dtypes for case in m.cases]
     expected = [
         expect(m.graph, c.strategy, sequences=m.sequences, lengths=m.lengths, dtype=dtype) for m, dtype, c in work
     ]

@@ -105,7 +105,7 @@ def work(job: Job, device: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     meshes: dict[Any, DeviceMesh] = {}
     for model in job.models:
-        for dtype in job.dtypes:
+        for dtype in model.dtypes or job.dtypes:
             rank = Rank(model, dtype, device, meshes)
             for case in model.cases:
                 try:

@@ -1,13 +1,17 @@
 """Commands run in this process, with what they printed."""
 
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from autoshard.api import models
 from autoshard.cli.run import run
+from autoshard.ir import OpGraph
+from autoshard.tracing import ModelSource
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,26 @@ def write_config(tmp_path: Path) -> Callable[[str], str]:
     """Writes a config.json; returns its path."""
 
     def write(text: str) -> str:
-        path = tmp_path / "config.json"
+        path = tmp_path / "tiny" / "config.json"
+        path.parent.mkdir()
         path.write_text(text)
         return str(path)
 
     return write
 
 
-def python(*arguments: str) -> Sequence[str]:
-    """A command line of this interpreter."""
-    return [sys.executable, *arguments]
+@pytest.fixture(scope="session", autouse=True)
+def _trace_each_source_once() -> Iterator[None]:
+    """Tracing is pure and takes a second: these tests, which are not about it, share its results."""
+    traced: dict[str, OpGraph] = {}
+    original = models.trace_source
+
+    def cached(source: ModelSource) -> OpGraph:
+        key = json.dumps(source.to_dict(), sort_keys=True)
+        if key not in traced:
+            traced[key] = original(source)
+        return traced[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "trace_source", cached)
+        yield

@@ -66,31 +66,38 @@ def test_before_any_model_is_built(command, arguments: list[str], says: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--pin", "qq=0"], "cannot pin 'qq': mixtral has no such op; ops are residual, embed"),
+        (["--pin", "qq=0"], "cannot pin 'qq': tiny has no such op; ops are residual, embed"),
         (["--pin", "attn_add=0"], "it has no choice of its own"),
         (["--pin", "layers/embed=0"], "cannot pin 'layers/embed'"),
         (["--pin", "attention=1"], "the choices of layers/attention are 0, none"),
         (["--fix", "tp=24"], "tp=24 does not divide 8 attention heads; nearest tp that does: 8"),
-        (["--fix", "ep=3"], "ep=3 does not divide 8 experts"),
-        (["--fix", "tp=128"], "needs 128 devices; the cluster H100x64 has 64"),
+        (["--fix", "ep=3"], "ep=3 does not divide 8 experts; nearest ep that does: 2"),
+        (["--fix", "pp=3"], "pp=3 stages for 2 layers; at most 2"),
+        (["--fix", "dp=128"], "needs 128 devices; the cluster H100x64 has 64"),
+        (["--fix", "dp=6,tp=8,ep=4"], "dp*tp = ep*etp"),
         (["--tpot-ms", "0.0001"], "meets TPOT <= 0.0001 ms; the fastest is"),
-        (["--context", "100000000"], "does not fit on H100x64"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-@pytest.mark.parametrize("verb", ["plan", "simulate"])
-def test_that_need_the_model(command, small: str, tmp_path: Path, verb: str, arguments: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
-    if verb == "simulate":
-        if arguments[0] in ("--tpot-ms", "--context"):
-            pytest.skip("simulate says so in its answer")
-        says = says.replace("tp=128 needs", "pp=1 dp=1 tp=128 replicas=1 needs")
-        if arguments == ["--fix", "tp=128"]:
-            says = "tp=128 does not divide 8 attention heads"
-        ran = command(verb, small, *arguments)
-    else:
-        ran = command(verb, small, *arguments, "-o", str(tmp_path / "plan.json"))
-        assert not (tmp_path / "plan.json").exists()
-    assert says in ran.error
+def test_that_need_the_model(command, small: str, tmp_path: Path, arguments: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
+    assert says in command("plan", small, *arguments, "-o", str(tmp_path / "plan.json")).error
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pin", "qq=0"], "cannot pin 'qq'"),
+        (["--pin", "q=0", "--fix", "tp=1"], "choice 0 of layers/q: same as replicated at tp=1"),
+        (["--fix", "tp=24"], "tp=24 does not divide 8 attention heads; nearest tp that does: 8"),
+        (["--fix", "tp=8,ep=3"], "must equal ep*etp"),
+        (["--fix", "dp=128"], "needs 128 devices; the cluster has 64"),
+        (["--fix", "dp=4,batch=6"], "batch=6 must be a multiple of dp=4"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_simulate(command, small: str, arguments: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
+    assert says in command("simulate", small, *arguments).error
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Collectives worked out by hand for a small model: hidden 64, heads 8 x 16, kv 4, experts 8, top-2, I 96, vocab 256."""
+"""Collectives worked out by hand: hidden 64, heads 8 x 16, kv 4, experts 8, top-2, intermediate 96, vocab 256."""
 
 from collections import Counter
 

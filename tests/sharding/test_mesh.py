@@ -24,14 +24,18 @@ def test_kv_heads_split_tp() -> None:
     assert (mesh.size("tp_kv"), mesh.size("tp_rep"), mesh.size("ep"), mesh.size("etp")) == (4, 2, 2, 4)
 
 
-@pytest.mark.parametrize(("dp", "tp", "ep", "kv"), [(1, 1, 1, 1), (2, 2, 2, 2), (3, 4, 12, 4), (6, 2, 3, 1), (2, 8, 4, 4)])
+@pytest.mark.parametrize(
+    ("dp", "tp", "ep", "kv"), [(1, 1, 1, 1), (2, 2, 2, 2), (3, 4, 12, 4), (6, 2, 3, 1), (2, 8, 4, 4)]
+)
 def test_every_direction_has_its_size(dp: int, tp: int, ep: int, kv: int) -> None:
     mesh = stage_mesh(dp=dp, tp=tp, ep=ep, kv=kv)
     product = 1
     for _, size in mesh.dims:
         product *= size
     assert product == dp * tp
-    assert mesh.size("dp") == dp and mesh.size("tp") == tp and mesh.size("ep") == ep and mesh.size("etp") == dp * tp // ep
+    assert (
+        mesh.size("dp") == dp and mesh.size("tp") == tp and mesh.size("ep") == ep and mesh.size("etp") == dp * tp // ep
+    )
     assert mesh.size("tp_kv") == kv and mesh.size("tp_rep") == tp // kv
     assert mesh.size("tp_ep") * mesh.size("dp_ep") == ep
     for axis in ("dp", "tp", "ep", "etp"):

@@ -63,7 +63,7 @@ def test_weights_and_kv_by_hand() -> None:
         mixtral_like(), parse_cluster("H100x8"), Workload(context=1000), fixed={"tp": 8, "ep": 8, "batch": 16}
     )
     e = sim.evaluate(np.array([0]), chosen(sim, embed=0, q=0, k=0, v=0, attention=0, o=1, head=0))
-    # a layer: (q, o: 4096*4096 each; k, v: 4096*1024 each) / 8 + router 8*4096 + two norms 4096 + one expert 3*4096*14336
+    # a layer: (q, o: 4096*4096 each; k, v: 4096*1024 each) / 8 + router 8*4096 + two norms + one expert 3*4096*14336
     layer = (2 * 4096 * 4096 + 2 * 4096 * 1024) / 8 + 8 * 4096 + 2 * 4096 + 3 * 4096 * 14336
     ends = 2 * 32000 * 4096 / 8 + 4096
     assert float(e.weights_bytes[0]) == 2 * (32 * layer + ends)
@@ -73,7 +73,9 @@ def test_weights_and_kv_by_hand() -> None:
 
 
 def test_replicated_attention_holds_every_head() -> None:
-    sim = Simulator(mixtral_like(), parse_cluster("H100x8"), Workload(context=100), fixed={"tp": 8, "ep": 8, "batch": 2})
+    sim = Simulator(
+        mixtral_like(), parse_cluster("H100x8"), Workload(context=100), fixed={"tp": 8, "ep": 8, "batch": 2}
+    )
     split = sim.evaluate(np.array([0]), chosen(sim, attention=0))
     whole = sim.evaluate(np.array([0]), chosen(sim))
     assert float(whole.kv_bytes[0]) == 8 * float(split.kv_bytes[0])
@@ -93,10 +95,14 @@ def test_collective_and_gemm_terms_by_hand() -> None:
 
 def test_pipeline_time_is_stages_times_the_slowest() -> None:
     graph, cluster = mixtral_like(), parse_cluster("H100x8")
-    one = Simulator(graph, cluster, Workload(context=1000), fixed={"tp": 2, "ep": 2, "pp": 1, "batch": 8, "replicas": 1})
-    two = Simulator(graph, cluster, Workload(context=1000), fixed={"tp": 2, "ep": 2, "pp": 2, "batch": 16, "replicas": 1})
+    one = Simulator(
+        graph, cluster, Workload(context=1000), fixed={"tp": 2, "ep": 2, "pp": 1, "batch": 8, "replicas": 1}
+    )
+    two = Simulator(
+        graph, cluster, Workload(context=1000), fixed={"tp": 2, "ep": 2, "pp": 2, "batch": 16, "replicas": 1}
+    )
     a, b = (s.evaluate(np.array([0]), chosen(s)) for s in (one, two))
-    # same microbatch of 8: two stages of 16 layers take as long as one of 32 plus two hand-overs and twice the larger end
+    # same microbatch of 8: two stages of 16 layers take as long as one of 32 plus hand-overs and twice the larger end
     assert float(b.step_s[0]) > float(a.step_s[0])
     assert float(b.step_s[0]) < 1.2 * float(a.step_s[0])
     assert float(b.weights_bytes[0]) < 0.6 * float(a.weights_bytes[0])
@@ -149,7 +155,9 @@ def test_evaluating_many_is_evaluating_each() -> None:
 
 
 def test_limits_make_strategies_infeasible() -> None:
-    sim = Simulator(mixtral_like(), parse_cluster("H100x8"), Workload(tpot_ms=0.001), fixed={"tp": 8, "ep": 8, "batch": 8})
+    sim = Simulator(
+        mixtral_like(), parse_cluster("H100x8"), Workload(tpot_ms=0.001), fixed={"tp": 8, "ep": 8, "batch": 8}
+    )
     e = sim.evaluate(np.array([0]), chosen(sim))
     assert e.tokens_per_s[0] == 0 and e.violation[0] > 1
 

@@ -1,5 +1,7 @@
 """Ways to break a sharded model, run inside the ranks: each must be noticed."""
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import autoshard.emit.apply as apply_module
+import autoshard.emit.application as apply_module
 import autoshard.emit.linear as linear_module
 import autoshard.emit.steps as steps_module
 from autoshard.sharding import ResolvedOp
@@ -115,15 +117,23 @@ def _without_bias_in(context: Any) -> Iterator[dict[str, Any]]:
         yield {k: v for k, v in local.items() if k != "bias"}
 
 
-def divided_groups() -> Any:
-    """kv heads fewer than tp, and the module told heads per kv head / tp instead of local heads / local kv heads."""
+def other_kv_heads() -> Any:
+    """kv heads fewer than tp, dealt round robin instead of in runs: right shapes and bytes, wrong kv heads."""
 
-    def make(emit: Any) -> Any:
-        def wrong(module: Any, item: Any, axes: Any) -> None:
-            groups = module.num_key_value_groups
-            emit(module, item, axes)
-            module.num_key_value_groups = max(1, groups // axes["tp"].size)
+    def change(p: Any) -> Any:
+        if p.mesh_dims != ("dp", "tp_kv", "tp_rep"):
+            return p
+        dp, kv, rep = p.placements
+        return replace(p, placements=(dp, rep, kv))
 
-        return wrong
+    return _change_placements(change)
 
-    return _patched(apply_module, "emit_attention", make)
+
+def hang() -> Any:
+    """A rank that never gets on."""
+    return _patched(apply_module, "check_parameters", lambda _: lambda *__: time.sleep(600))
+
+
+def die() -> Any:
+    """Ranks that end without a word."""
+    return _patched(apply_module, "check_parameters", lambda _: lambda *__: os._exit(3))

@@ -43,7 +43,7 @@ def compare(
         from autoshard.api.compare import check_runs
         from autoshard.api.compare import compare as run_all
         from autoshard.api.models import graph_of, source_of
-        from autoshard.api.pins import parse_fix, parse_pin, pins_for
+        from autoshard.api.pins import check_degrees, parse_fix, parse_pin, pins_for
         from autoshard.api.solve import make_simulator
         from autoshard.hardware import parse_cluster
 
@@ -53,6 +53,7 @@ def compare(
         source = source_of(model)
         tell(f"tracing {source.name}")
         graph = graph_of(model, source)
+        check_degrees(graph, fixed)
         tell(f"building the cost tables of {where.name}")
         simulator = make_simulator(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
         data = run_all(simulator, methods=names, seeds=seeds, budget=budget, progress=tell)

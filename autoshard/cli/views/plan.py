@@ -1,6 +1,7 @@
 """A plan as people read it."""
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from rich.console import RenderableType
@@ -69,7 +70,8 @@ def _header(data: Mapping[str, Any]) -> RenderableType:
     table.add_row("degrees", Text(degrees_text(degrees), style="bold green"))
     table.add_row("", f"{each} GPUs a replica, {used} of {cluster['num_devices']} used{idle}")
     if degrees["pp"] > 1:
-        table.add_row("stages", "layers " + " + ".join(map(str, data["stages"])))
+        runs = ((layers, len(list(same))) for layers, same in groupby(data["stages"]))
+        table.add_row("stages", ", ".join(f"{count} of {layers} layers" for layers, count in runs))
     residual = "sharded over tp" if data["choices"].get("model/residual") == 0 else "replicated over tp"
     table.add_row("residual", residual)
     return table

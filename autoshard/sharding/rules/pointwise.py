@@ -12,7 +12,5 @@ def options(op: Activation | Opaque, axes: TensorAxes) -> tuple[Option, ...]:
     if isinstance(op, Opaque):
         return (whole,)
     axis = axes.shard
-    split = Option(
-        choice=0, needs=(S,) * n, yields=S, divides=((op.width.size, axis, op.width.name),), split_out=axis
-    )
+    split = Option(choice=0, needs=(S,) * n, yields=S, divides=((op.width.size, axis, op.width.name),), split_out=axis)
     return (split, whole)

@@ -1,0 +1,28 @@
+"""The examples run as they are printed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "examples"
+
+
+def run(*arguments: str) -> str:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
+def test_five_lines() -> None:
+    out = run(str(FOLDER / "five_lines.py"))
+    assert "q_proj.weight (Replicate(), Shard(dim=0)) on Submesh(mesh_dim_names=('dp', 'tp')" in out
+
+
+def test_apply_4_ranks() -> None:
+    launcher = ("-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=4", "--rdzv-backend=c10d")
+    rendezvous = ("--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+    out = run(*launcher, *rendezvous, str(FOLDER / "apply_4_ranks.py"))
+    assert "q_proj: (128, 128)" in out and "(32, 128) on this rank" in out
+    assert "logits differ by" in out

@@ -1,0 +1,51 @@
+"""The collectives a plan lists are exactly what the simulator charges for, whatever the strategy."""
+
+import numpy as np
+import pytest
+
+from autoshard.cost import collective_s
+from autoshard.hardware import parse_cluster
+from autoshard.sharding import collectives
+from autoshard.simulator import Simulator, terms
+from autoshard.simulator.variables import ILLEGAL_S
+from autoshard.workload import Workload
+from tests.graphs import GraphMaker
+
+
+@pytest.mark.parametrize("kinds", ["mm", "dd", "dmm"])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_charged_is_listed(kinds: str, phase: str) -> None:
+    cluster = parse_cluster("H100x16")
+    workload = Workload(phase=phase, context=256)
+    sim = Simulator(GraphMaker().graph(kinds), cluster, workload, fixed={"pp": 1})
+    rng = np.random.default_rng(7)
+    seen = 0
+    for _ in range(150):
+        point = int(rng.integers(len(sim.points)))
+        dims = tuple(int(rng.choice(np.flatnonzero(v.legal[point]))) for v in sim.variables)
+        e = sim.evaluate(np.array([point]), np.array([dims]))
+        if e.step_s[0] >= ILLEGAL_S:
+            continue
+        strategy = sim.strategy(point, dims)
+        tokens = strategy.degrees.sequences * workload.tokens_per_sequence
+        listed = collectives(
+            sim.graph, strategy, tokens=tokens, logit_tokens=strategy.degrees.sequences, activation_bytes=2.0
+        )
+        expected = sum(
+            c.count
+            * float(
+                collective_s(
+                    c.kind,
+                    c.num_bytes,
+                    c.group_size,
+                    int(sim.points.in_node[c.axis][point]),
+                    cluster.intra,
+                    cluster.inter,
+                )
+            )
+            for c in listed
+        )
+        charged = sum(t.seconds for t in terms(sim, point, dims) if t.what == "collective")
+        assert charged == pytest.approx(expected, rel=1e-9), strategy
+        seen += len(listed)
+    assert seen > 500
