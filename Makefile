@@ -12,10 +12,10 @@ DEMO_CLUSTER ?= H100x64
 DEMO_CONTEXT ?= 16384
 DEMO_TPOT_MS ?= 20
 
-.PHONY: help install demo test lint types check bench wheel format clean
+.PHONY: help install demo test lint types check bench bench-fidelity gpu-check wheel format clean
 
 help:
-	@echo "targets: demo test lint types check bench wheel format clean"
+	@echo "targets: demo test lint types check bench bench-fidelity gpu-check wheel format clean"
 
 $(STAMP): pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,6 +46,14 @@ check: lint types test
 
 bench: $(STAMP)
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+# On a machine with CUDA: its own constants, as a cluster file for --cluster.
+gpu-check: $(STAMP)
+	$(BIN)/autoshard calibrate measure --device cuda -o measured.yaml
+
+# Errors of the cost model on rows that it was not fitted to; FULL=DIR reads full tables.
+bench-fidelity: $(STAMP)
+	$(BIN)/python benchmarks/fidelity.py $(if $(FULL),--full $(FULL))
 
 wheel: $(STAMP)
 	rm -rf build

@@ -3,6 +3,7 @@
 import typer
 
 from autoshard.cli.commands import compare, models, plan, simulate, trace, validate
+from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
     name="autoshard",
@@ -18,3 +19,4 @@ app.command()(simulate.simulate)
 app.command()(compare.compare)
 app.command()(validate.validate)
 app.command()(models.models)
+app.add_typer(calibrate)

@@ -1,18 +1,42 @@
 """Seconds of kernels and collectives, batched over strategies. numpy only; never imports torch."""
 
 from autoshard.cost.arrays import FloatArray
-from autoshard.cost.collectives import collective_s
-from autoshard.cost.compute import attention_decode_s, attention_prefill_s, gemm_s, grouped_gemm_s, memory_op_s
+from autoshard.cost.attention import (
+    attention_decode_s,
+    attention_prefill_s,
+    decode_law_s,
+    mla_decode_law_s,
+    mla_decode_s,
+    mla_prefill_s,
+    prefill_law_s,
+)
+from autoshard.cost.collectives import collective_law_s, collective_s
+from autoshard.cost.dispatch import dispatch_s
+from autoshard.cost.gemm import fused_experts_law_s, gemm_law_s, gemm_s, grouped_gemm_s, grouped_law_s
+from autoshard.cost.memory import memory_op_s, scan_s
 from autoshard.cost.moe import experts_touched, imbalance
+from autoshard.cost.routing import power_law_load
 
 __all__ = [
     "FloatArray",
     "attention_decode_s",
     "attention_prefill_s",
+    "collective_law_s",
     "collective_s",
+    "decode_law_s",
+    "dispatch_s",
     "experts_touched",
+    "fused_experts_law_s",
+    "gemm_law_s",
     "gemm_s",
     "grouped_gemm_s",
+    "grouped_law_s",
     "imbalance",
     "memory_op_s",
+    "mla_decode_law_s",
+    "mla_decode_s",
+    "mla_prefill_s",
+    "power_law_load",
+    "prefill_law_s",
+    "scan_s",
 ]

@@ -1,8 +1,10 @@
 """Devices, links and clusters, and the YAML files that describe them. Never imports torch."""
 
 from autoshard.hardware.cluster import Cluster
-from autoshard.hardware.device import KERNEL_KINDS, Device, KernelKind, KernelLaw
-from autoshard.hardware.files import known_devices, load_cluster, load_device
+from autoshard.hardware.device import Device
+from autoshard.hardware.dispatch_law import DispatchLaw
+from autoshard.hardware.files import device_file_text, known_devices, load_cluster, load_device
+from autoshard.hardware.kernel_law import KERNEL_KINDS, KernelKind, KernelLaw
 from autoshard.hardware.link import COLLECTIVE_KINDS, CollectiveKind, CollectiveLaw, Link
 from autoshard.hardware.names import named_cluster, parse_cluster
 
@@ -13,9 +15,11 @@ __all__ = [
     "CollectiveKind",
     "CollectiveLaw",
     "Device",
+    "DispatchLaw",
     "KernelKind",
     "KernelLaw",
     "Link",
+    "device_file_text",
     "known_devices",
     "load_cluster",
     "load_device",

@@ -7,6 +7,9 @@ A cluster file names a device (one that ships, or a whole device file's mapping)
     num_devices: 24
     devices_per_node: 4
     inter: {gb_per_s: 25, latency_us: 20, efficiency: 0.9}
+
+A device file gives datasheet numbers (``tflops``, ``memory_gib``, ``memory_tb_per_s``, ``units``) and its links; its
+efficiencies are its own (``kernels``, ``laws``, ``dispatch``) or a relative's (``kernels_like``, ``laws_like``).
 """
 
 from collections.abc import Mapping
@@ -16,90 +19,91 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from autoshard.errors import InvalidInputError
 from autoshard.hardware.cluster import Cluster
-from autoshard.hardware.device import Device, KernelLaw
-from autoshard.hardware.link import CollectiveLaw, Link
-from autoshard.units import GB, GIB, MB, TB, TFLOPS, US
+from autoshard.hardware.device import DEFAULT_UNITS, Device
+from autoshard.hardware.kernel_law import KernelLaw
+from autoshard.hardware.link import Link
+from autoshard.hardware.schema import (
+    CollectiveEntry,
+    CollectiveNumbers,
+    DispatchEntry,
+    KernelEntry,
+    NotNegative,
+    Positive,
+    StrictModel,
+    kernel_laws,
+)
+from autoshard.units import GB, GIB, TB, TFLOPS, US
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _LawFile(_File):
-    latency_us: NotNegative = 0.0
-    latency_per_rank_us: NotNegative = 0.0
-    efficiency: Share = 1.0
-    saturation_mb: NotNegative = 0.0
-
-    def numbers(self) -> dict[str, float]:
-        return {
-            "latency_s": self.latency_us * US,
-            "latency_per_rank_s": self.latency_per_rank_us * US,
-            "efficiency": self.efficiency,
-            "saturation_bytes": self.saturation_mb * MB,
-        }
+DEVICES_PER_NODE = 8
+_GENERAL = ("latency_s", "latency_per_rank_s", "efficiency", "saturation_bytes")
 
 
-class _LinkFile(_LawFile):
+class _LinkFile(CollectiveNumbers):
     gb_per_s: Positive
-    laws: dict[str, _LawFile] = {}
+    eager_us: NotNegative | None = None
+    laws: dict[str, CollectiveEntry] = {}
+    engine_laws: dict[str, CollectiveEntry] = {}
     laws_like: str | None = None
+    source: str = ""
 
     def build(self, side: str) -> Link:
-        laws = {kind: CollectiveLaw(**law.numbers()) for kind, law in self.laws.items()}
+        laws = {kind: law.law() for kind, law in self.laws.items()}
+        engine_laws = {name: law.law() for name, law in self.engine_laws.items()}
+        eager_s = None if self.eager_us is None else self.eager_us * US
         if self.laws_like is not None:
-            laws = {**_device_links(self.laws_like)[side == "inter"].laws, **laws}
-        return Link(bytes_per_s=self.gb_per_s * GB, laws=laws, **self.numbers())
+            like = _device_links(self.laws_like)[side == "inter"]
+            laws, engine_laws = {**like.laws, **laws}, {**like.engine_laws, **engine_laws}
+            eager_s = like.eager_latency_s if eager_s is None else eager_s
+        return Link(
+            bytes_per_s=self.gb_per_s * GB,
+            laws=laws,
+            engine_laws=engine_laws,
+            eager_latency_s=eager_s or 0.0,
+            **{name: value for name, value in self.numbers().items() if name in _GENERAL},
+        )
 
 
-class _KernelFile(_File):
-    compute: Share
-    memory: Share
-    launch_us: NotNegative
-
-
-class _DeviceFile(_File):
+class _DeviceFile(StrictModel):
     name: str
     tflops: dict[str, Positive]
     memory_gib: Positive
     memory_tb_per_s: Positive
-    kernels: dict[str, dict[str, _KernelFile]] = {}
+    units: Annotated[int, Field(ge=1)] = DEFAULT_UNITS
+    devices_per_node: Annotated[int, Field(ge=1)] = DEVICES_PER_NODE
+    kernels: dict[str, dict[str, KernelEntry | str]] = {}
     kernels_like: str | None = None
+    dispatch: dict[str, DispatchEntry] = {}
     intra: _LinkFile
     inter: _LinkFile
 
     def build(self) -> Device:
         kernels: dict[str, Mapping[str, KernelLaw]] = {
-            kind: {
-                dtype: KernelLaw(compute_efficiency=k.compute, memory_efficiency=k.memory, launch_s=k.launch_us * US)
-                for dtype, k in by_dtype.items()
-            }
-            for kind, by_dtype in self.kernels.items()
+            kind: kernel_laws(kind, entries) for kind, entries in self.kernels.items()
         }
+        dispatch = {name: entry.law() for name, entry in self.dispatch.items()}
         if self.kernels_like is not None:
-            kernels = {**load_device(self.kernels_like).kernels, **kernels}
+            like = load_device(self.kernels_like)
+            kernels, dispatch = {**like.kernels, **kernels}, {**like.dispatch, **dispatch}
         return Device(
             name=self.name,
             flops_per_s={dtype: v * TFLOPS for dtype, v in self.tflops.items()},
             memory_bytes=self.memory_gib * GIB,
             memory_bytes_per_s=self.memory_tb_per_s * TB,
+            num_units=self.units,
             kernels=kernels,
+            dispatch=dispatch,
         )
 
 
-class _ClusterFile(_File):
+class _ClusterFile(StrictModel):
     name: str
     device: str | _DeviceFile
     num_devices: Annotated[int, Field(ge=1)]
-    devices_per_node: Annotated[int, Field(ge=1)] = 8
+    devices_per_node: Annotated[int, Field(ge=1)] | None = None
     intra: _LinkFile | None = None
     inter: _LinkFile | None = None
 
@@ -110,12 +114,20 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
 
 
-@lru_cache
-def _device_file(name: str) -> _DeviceFile:
+def device_file_text(name: str) -> str:
+    """The text of the file of the device that ships under ``name``.
+
+    Raises:
+        InvalidInputError: for a name that is not one of `known_devices`.
+    """
     if name not in known_devices():
         raise InvalidInputError(f"unknown device {name!r}: known devices are {', '.join(known_devices())}")
-    text = (resources.files("autoshard.hardware") / "devices" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _DeviceFile.model_validate(yaml.safe_load(text))
+    return (resources.files("autoshard.hardware") / "devices" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@lru_cache
+def _device_file(name: str) -> _DeviceFile:
+    return _DeviceFile.model_validate(yaml.safe_load(device_file_text(name)))
 
 
 @lru_cache
@@ -135,10 +147,17 @@ def _device_links(name: str) -> tuple[Link, Link]:
 
 
 def shipped_cluster(device: str, num_devices: int) -> Cluster:
-    """``num_devices`` of a device that ships, 8 to a node, with the links its file describes."""
+    """``num_devices`` of a device that ships, with the nodes and links that its file describes."""
     intra, inter = _device_links(device)
     name = f"{device}x{num_devices}"
-    return Cluster(name=name, device=load_device(device), num_devices=num_devices, intra=intra, inter=inter)
+    return Cluster(
+        name=name,
+        device=load_device(device),
+        num_devices=num_devices,
+        devices_per_node=_device_file(device).devices_per_node,
+        intra=intra,
+        inter=inter,
+    )
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -159,16 +178,16 @@ def load_cluster(path: Path) -> Cluster:
         where = ".".join(str(part) for part in first["loc"]) or "top level"
         raise InvalidInputError(f"cluster file {path}: {where}: {first['msg']}") from error
     if isinstance(file.device, str):
-        device = load_device(file.device)
+        device, described = load_device(file.device), _device_file(file.device)
         intra, inter = _device_links(file.device)
     else:
-        device = file.device.build()
-        intra, inter = file.device.intra.build("intra"), file.device.inter.build("inter")
+        device, described = file.device.build(), file.device
+        intra, inter = described.intra.build("intra"), described.inter.build("inter")
     return Cluster(
         name=file.name,
         device=device,
         num_devices=file.num_devices,
-        devices_per_node=file.devices_per_node,
+        devices_per_node=file.devices_per_node or described.devices_per_node,
         intra=intra if file.intra is None else file.intra.build("intra"),
         inter=inter if file.inter is None else file.inter.build("inter"),
     )

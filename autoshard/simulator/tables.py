@@ -31,6 +31,8 @@ from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
 from autoshard.workload import Workload
 
 FloatArray = NDArray[np.float64]
+ENGINE_ALL_REDUCE = "vllm_graph"
+"""Inside a node an all_reduce is the library's or this one's, whichever is faster for the size, as engines choose."""
 _RESIDUAL_LAYOUTS: dict[Choice, Layout] = {0: S, None: R}
 
 
@@ -110,6 +112,7 @@ class TableBuilder:
                 self.points.in_node[step.axis],
                 self.cluster.intra,
                 self.cluster.inter,
+                engine=ENGINE_ALL_REDUCE,
             )
         self._step_s[step, last] = found
         return found

@@ -23,9 +23,9 @@ def test_clusters_are_hashable_and_equal_by_value() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("H10x8", ["unknown device 'H10'", "A100, B200, H100, H200", "did you mean H100x8?"]),
+        ("H10x8", ["unknown device 'H10'", "A100, B200, GB200, H100, H20, H200, L40S, MI300X", "did you mean H100x8?"]),
         ("H100x0", ["has 0 devices", "at least 1", "H100x8"]),
-        ("H100", ["<DEVICE>x<COUNT>", "A100, B200, H100, H200"]),
+        ("H100", ["<DEVICE>x<COUNT>", "A100, B200, GB200, H100, H20, H200, L40S, MI300X"]),
         ("H100x-4", ["<DEVICE>x<COUNT>"]),
         ("", ["<DEVICE>x<COUNT>"]),
         ("missing.yaml", ["cannot read cluster file missing.yaml"]),

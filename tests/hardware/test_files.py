@@ -16,7 +16,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_shipped_devices() -> None:
-    assert known_devices() == ("A100", "B200", "H100", "H200")
+    assert known_devices() == ("A100", "B200", "GB200", "H100", "H20", "H200", "L40S", "MI300X")
     for name in known_devices():
         device = load_device(name)
         assert device.name == name
@@ -53,7 +53,7 @@ def test_every_number_has_a_source(name: str) -> None:
         line = next(row for row in text.splitlines() if row.startswith(key))
         position = text.index(line)
         near = text[max(0, position - 700) : position + 400]
-        assert any(mark in near for mark in ("[datasheet", "[measured", "[fitted", "[assumed")), line
+        assert any(mark in near for mark in ("[datasheet", "[measured", "[fitted", "[assumed", "[inherited")), line
 
 
 def test_cluster_file(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_collective_and_gemm_terms_by_hand() -> None:
     opened = {(t.part, t.label, t.what): t.seconds for t in terms(sim, 0, tuple(dims[0].tolist()))}
     # o: 16 tokens x (4096/8) x 4096 per layer, then an all_reduce of 16*4096*2 bytes over 8 ranks of one node
     assert opened["layers", "o", "linear"] == pytest.approx(32 * float(gemm_s(cluster.device, 16, 512, 4096)))
-    reduce = collective_s("all_reduce", 16 * 4096 * 2, 8, 8, cluster.intra, cluster.inter)
+    reduce = collective_s("all_reduce", 16 * 4096 * 2, 8, 8, cluster.intra, cluster.inter, engine="vllm_graph")
     assert opened["layers", "o", "collective"] == pytest.approx(32 * float(reduce))
     assert sum(opened.values()) == pytest.approx(float(sim.evaluate(np.array([0]), dims).step_s[0]))
 
