@@ -86,7 +86,7 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
 
 
 def alternatives(solution: Solution) -> tuple[Alternative, ...]:
-    """The best other degrees (each at its best batch and choices), relative to the plan."""
+    """The best other degrees (each at its best settled batch and choices), relative to the plan."""
     if solution.exact is None:
         return ()
     sim, values = solution.simulator, solution.exact.values

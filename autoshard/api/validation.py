@@ -9,7 +9,7 @@ from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.pins import pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.simulate import complete_degrees, complete_strategy
-from autoshard.errors import InvalidInputError, UnsupportedModelError
+from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, strategy_reasons
 from autoshard.tracing import ModelSource, source_from_dict, trace_source
@@ -32,11 +32,14 @@ def validate(
     pinned: Mapping[str, Choice] | None = None,
     dtype: str = "both",
     timeout_s: float = 300.0,
+    model: Any = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run a plan's own pattern (or that of ``fixed`` and ``pinned``), then all named patterns, on ``nproc`` gloo ranks.
 
     The model is built reduced with random weights; degrees are scaled to ``nproc``, which the case's notes say.
+    ``model`` says how to build a plan's model where the plan cannot: one made from a live module, or whose factory is
+    code outside this package (a plan file is data and has nothing run).
 
     Raises:
         InvalidInputError: for a wrong value, or degrees and choices that no rule allows.
@@ -50,7 +53,7 @@ def validate(
         raise InvalidInputError(f"timeout_s={timeout_s:g} must be a positive number of seconds")
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    source, strategy = _asked(subject, fixed or {}, pinned or {}, progress)
+    source, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
@@ -66,16 +69,17 @@ def validate(
 
 
 def _asked(
-    subject: Plan | Any, fixed: Mapping[str, int], pinned: Mapping[str, Choice], progress: Callable[[str], None]
+    subject: Plan | Any,
+    model: Any,
+    fixed: Mapping[str, int],
+    pinned: Mapping[str, Choice],
+    progress: Callable[[str], None],
 ) -> tuple[ModelSource, Strategy | None]:
     """The model's source and the strategy asked for, None when only the patterns are."""
     if isinstance(subject, Plan):
-        if subject.data.model.source is None:
-            raise UnsupportedModelError(
-                f"the plan of {subject.data.model.name} was made from a live module: validate needs a config or factory"
-            )
-        source = source_from_dict(subject.data.model.source)
-        return source, _changed(subject.graph, subject.strategy, fixed, pinned)
+        return _planned_source(subject, model, progress), _changed(subject.graph, subject.strategy, fixed, pinned)
+    if model is not None:
+        raise InvalidInputError("a model goes with a plan; here the model itself is what is validated")
     source = source_of(subject)
     if written_source(source) is None:
         raise UnsupportedModelError(f"{source.name} is only a live module: validate needs a config or factory")
@@ -84,6 +88,25 @@ def _asked(
     progress(f"tracing {source.name}")
     graph = graph_of(subject, source)
     return source, complete_strategy(graph, complete_degrees(graph, fixed), pins_for(graph, pinned))
+
+
+def _planned_source(plan: Plan, model: Any, progress: Callable[[str], None]) -> ModelSource:
+    """How to build a plan's model: as the plan says, or as the caller does; it must be the one planned for."""
+    identity = plan.data.model
+    if model is not None:
+        source = source_of(model)
+    elif identity.source is None:
+        raise UnsupportedModelError(
+            f"the plan of {identity.name} was made from a live module: say which model it is (--model)"
+        )
+    else:
+        source = source_from_dict(identity.source)
+    if written_source(source) is None:
+        raise UnsupportedModelError(f"{source.name} is only a live module: validate needs a config or factory")
+    progress(f"tracing {source.name}")
+    if trace_source(source).structural_hash() != identity.structural_hash:
+        raise PlanMismatchError(f"the plan was made for {identity.name} ({identity.class_name}); {source.name} differs")
+    return source
 
 
 def _changed(graph: OpGraph, strategy: Strategy, fixed: Mapping[str, int], pinned: Mapping[str, Choice]) -> Strategy:

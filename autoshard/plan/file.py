@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.plan import derive
 from autoshard.plan.schema import SCHEMA, PlanData
+from autoshard.sharding import strategy_reasons
 
 
 def to_json(plan: PlanData) -> str:
@@ -71,6 +72,9 @@ def check_derived(plan: PlanData, name: str) -> None:
     """Raise PlanMismatchError unless everything derived agrees with graph and strategy."""
     if plan.graph.structural_hash() != plan.model.structural_hash:
         raise PlanMismatchError(f"plan {name}: its graph is not that of the model it names (structural hash differs)")
+    reasons = strategy_reasons(plan.graph, plan.strategy)
+    if reasons:
+        raise PlanMismatchError(f"plan {name}: {reasons[0].message}")
     expected = derive.planned_parameters(plan.graph, plan.strategy)
     for fqn in {*expected, *plan.parameters}:
         if expected.get(fqn) != plan.parameters.get(fqn):

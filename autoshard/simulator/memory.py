@@ -1,7 +1,7 @@
 """Memory of one rank besides weights and KV cache: activations and a fixed workspace. Arrays over points.
 
 Activations are bounded from above for any choice: the residual and two tensors of the widest op for a rank's tokens,
-the gathered tokens of all dp ranks, all (token, expert) rows at their width over etp, and the logits of one token a
+the gathered tokens of all dp ranks, this rank's (token, expert) rows at their full width, and the logits of one token a
 sequence in float32. Engines reuse buffers from layer to layer, so one layer's worth is held.
 """
 
@@ -39,5 +39,5 @@ def activation_bytes(graph: OpGraph, points: Points, amounts: Amounts) -> FloatA
             (op.width.size for _, op in graph.all_ops() if isinstance(op, Activation) and op.routed), default=0
         )
         total = total + amounts.group_tokens * hidden * ACTIVATION_BYTES
-        total = total + amounts.pairs * (inner / points.etp + hidden) * ACTIVATION_BYTES
+        total = total + amounts.pairs * (inner + hidden) * ACTIVATION_BYTES
     return total

@@ -232,7 +232,9 @@ class TableBuilder:
         width = next((op.width.size for b in self.graph.blocks for op in b.ops if isinstance(op, Add)), 1)
         num_bytes = self._amounts[False].tokens * width * ACTIVATION_BYTES
         many = self.points.pp > 1
-        close = self.points.group * 2 <= self.cluster.devices_per_node
+        # The step waits for the slowest hand-over: only a replica that lies in one node has none between nodes.
+        replica, per_node = self.points.pp * self.points.group, self.cluster.devices_per_node
+        close = (replica <= per_node) & (per_node % np.minimum(replica, per_node) == 0)
         seconds = collective_s(
             "send_recv",
             num_bytes,

@@ -42,6 +42,11 @@ ACTIVATION_BYTES = 2.0
 """Activations move in bfloat16, whatever the weights are stored in."""
 
 
+def mean_window_context(window: int, tokens: float) -> float:
+    """Mean keys a token of a prompt sees in a window shorter than it: ``min(i, w)`` over i, ``w - w^2 / 2n``."""
+    return window - window**2 / (2.0 * tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
     """Prices the computation of fused ops for a workload on a device at given points."""
@@ -63,6 +68,8 @@ class WorkModel:
         tokens, dtype = self.amounts.tokens, self.workload.dtype
         match op:
             case Linear():
+                # Logits stay in 16 bits, as the head's weights do.
+                dtype = "bfloat16" if op.is_head and dtype_bytes(dtype) < ACTIVATION_BYTES else dtype
                 return gemm_s(self.device, tokens, op.in_dim.size / inner, op.out_dim.size / outer, dtype)
             case Router():
                 scores = gemm_s(self.device, tokens, op.hidden.size / inner, op.experts.size / outer)
@@ -103,9 +110,11 @@ class WorkModel:
     def _attention(self, op: Attention, *, split: bool) -> FloatArray:
         heads = op.heads.size / self._share("tp" if split else None)
         kv_heads = op.kv_heads.size / self._share("tp_kv" if split else None)
-        context = self.workload.mean_context
-        if op.window is not None:
+        context, tokens = self.workload.mean_context, float(self.workload.tokens_per_sequence)
+        if op.window is not None and self.workload.phase == "decode":
             context = min(context, float(op.window))
+        elif op.window is not None and op.window < tokens:
+            context = mean_window_context(op.window, tokens)
         if self.workload.phase == "decode":
             return attention_decode_s(
                 self.device,
@@ -129,16 +138,16 @@ class WorkModel:
         )
 
     def weight_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
-        """Bytes of an op's parameters on one rank; aliases have none.
+        """Bytes of an op's parameters on one rank; an alias has none, unless its owner is on another pipeline stage.
 
-        Matrices and experts are stored in the workload's dtype, everything else in the model's.
+        Matrices and experts are stored in the workload's dtype, everything else in the model's, at most 16 bits wide.
         """
         total = np.zeros(len(self.points))
         quantised = isinstance(op, Linear | ExpertsLinear) and not getattr(op, "is_head", False)
         for i, param in enumerate(op.params):
-            if param.shared_with is not None:
-                continue
             part = np.ones(len(self.points))
+            if param.shared_with is not None:
+                part = np.where(self.points.pp > 1, 1.0, np.inf)
             for sharding in option.params[i] if option is not None and i < len(option.params) else ():
                 part = part * self.points.sizes[sharding.axis]
             total += param.numel * self._element_bytes(param, quantised=quantised) / part

@@ -39,6 +39,8 @@ _COUNTS = [
     "sliding_window",
 ]
 _MAY_BE_ZERO = ("num_key_value_heads",)
+MOST_LAYERS = 10_000
+"""Every layer is a module to build, even on meta; a config with more than this is a mistake."""
 
 
 def check_config(config: Mapping[str, Any], class_name: str) -> None:
@@ -137,6 +139,8 @@ def _check_count(name: str, value: Any, *, optional: bool) -> None:
         raise InvalidInputError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < 0 or (value == 0 and not optional):
         raise InvalidInputError(f"{name} must be at least 1, got {value}")
+    if name == "num_hidden_layers" and value > MOST_LAYERS:
+        raise InvalidInputError(f"{name} must be at most {MOST_LAYERS:,}, got {value}")
 
 
 def _check_heads(config: Mapping[str, Any]) -> None:

@@ -213,11 +213,20 @@ class ModuleSource(ModelSource):
         return meta_copy(self.module)
 
 
-def source_from_dict(data: Mapping[str, Any]) -> ModelSource:
+OWN_MODELS = "autoshard_models."
+"""Package of the plain models that ship; the only code that data may name."""
+
+
+def source_from_dict(data: Mapping[str, Any], *, trusted: bool = False) -> ModelSource:
     """Read what :meth:`ModelSource.to_dict` wrote. Nothing is imported or run before ``build``.
 
+    Args:
+        data: the written source.
+        trusted: whether the data may name code outside this package to build the model. Only what the user said on
+            the command line or in Python, never what a file says.
+
     Raises:
-        InvalidInputError: for anything else.
+        InvalidInputError: for anything else, or code that untrusted data may not name.
     """
     fields = {k: v for k, v in data.items() if k != "kind"}
     kinds: dict[str, type[ModelSource]] = {"config": ConfigSource, "factory": FactorySource}
@@ -228,6 +237,13 @@ def source_from_dict(data: Mapping[str, Any]) -> ModelSource:
     sizes = [fields.get(n) for n in ("config", "kwargs") if n in fields]
     if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, Mapping) for x in sizes)):
         raise InvalidInputError(f"model source of kind {kind!r}: names must be strings, config and kwargs objects")
+    targets = [t for t in (fields.get("target"), fields.get("config_target")) if t is not None]
+    foreign = [t for t in targets if not t.startswith(OWN_MODELS)]
+    if foreign and not trusted:
+        raise InvalidInputError(
+            f"the file names the code {foreign[0]!r} to build its model; files are data and run no code:"
+            " name the model yourself as well"
+        )
     try:
         return kinds[kind](**fields)
     except TypeError as error:

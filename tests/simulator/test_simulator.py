@@ -219,3 +219,34 @@ def test_bad_pins_say_why(fixed: dict[str, int], message: str) -> None:
 
 def test_patterns_are_known() -> None:
     assert set(PATTERNS) == {"megatron", "gather_out", "gather_in", "replicated"}
+
+
+def test_a_tied_head_has_its_own_table_on_the_last_stage() -> None:
+    """hidden 64, vocab 256, bfloat16: the table is 32,768 bytes; tied, it is one on one stage and two on two."""
+    graph = GraphMaker(tied=True, heads=8).graph("mm")
+    found = {}
+    for pp in (1, 2):
+        sim = Simulator(graph, parse_cluster("H100x2"), Workload(), fixed={"pp": pp, "tp": 1, "batch": 2})
+        dims = chosen(sim)
+        epilogue = sim.parts[-1].num_bytes(np.array([0]), dims)[0]
+        found[pp] = float(epilogue[0])
+    assert found == {1: 64 * 2.0, 2: 64 * 2.0 + 256 * 64 * 2.0}
+
+
+def test_a_window_limits_what_prefill_sees() -> None:
+    """Token i of 8 sees min(i, 4) keys: 1+2+3+4*5 = 26, a mean of 3.25; the closed form w - w^2/2n gives 3."""
+    from autoshard.simulator.work import mean_window_context
+
+    assert mean_window_context(4, 8) == 3.0
+    assert mean_window_context(4, 10**9) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("pp", "within"), [(4, True), (8, False)])
+def test_the_slowest_hand_over_decides(pp: int, within: bool) -> None:
+    """Stages of 2 devices: 4 of them fill a node of 8; 8 of them do not, and one hand-over crosses nodes."""
+    cluster = parse_cluster("H100x16")
+    graph = GraphMaker().graph("m" * 8)
+    sim = Simulator(graph, cluster, Workload(), fixed={"pp": pp, "tp": 2, "dp": 1, "ep": 2, "batch": pp})
+    num_bytes = 64 * 2.0
+    expected = collective_s("send_recv", num_bytes, 2, 2 if within else 1, cluster.intra, cluster.inter)
+    assert float(sim.send_s[0]) == float(expected)

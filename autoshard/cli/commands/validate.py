@@ -17,6 +17,7 @@ def validate(
     pin: o.Pin = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or both.")] = "both",
     timeout_s: Annotated[float, typer.Option(help="Seconds after which the ranks are stopped.")] = 300.0,
+    model: Annotated[str | None, typer.Option(help="How to build a plan's model, where its file cannot say.")] = None,
     json: o.Json = False,
 ) -> None:
     """Run a plan's sharding on real ranks: same logits, same collectives, same bytes.
@@ -33,11 +34,18 @@ def validate(
         from autoshard.validate import LaunchError
 
         fixed, pinned = parse_fix(fix), parse_pin(pin)
-        use_working_directory(subject)
+        use_working_directory(subject if model is None else model)
         what: Any = Plan.load(subject) if planned else subject
         try:
             data = run_cases(
-                what, nproc=nproc, fixed=fixed, pinned=pinned, dtype=dtype, timeout_s=timeout_s, progress=tell
+                what,
+                nproc=nproc,
+                fixed=fixed,
+                pinned=pinned,
+                dtype=dtype,
+                timeout_s=timeout_s,
+                model=model,
+                progress=tell,
             )
         except LaunchError as error:
             raise RuntimeError(str(error)) from error  # ranks that died are not the user's to mend
