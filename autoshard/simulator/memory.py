@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from autoshard.ir import Activation, Add, Attention, ExpertsLinear, Linear, OpGraph, Router
 from autoshard.sharding.space import tensor_width
 from autoshard.simulator.amounts import Amounts
-from autoshard.simulator.points import Points
 from autoshard.simulator.work import ACTIVATION_BYTES
 from autoshard.units import GIB
 
@@ -21,7 +20,7 @@ WORKSPACE_BYTES = 2.0 * GIB
 """CUDA context, communication buffers, captured graphs. [assumed: 1.5-2.5 GiB seen in engine logs; refined later]"""
 
 
-def activation_bytes(graph: OpGraph, points: Points, amounts: Amounts) -> FloatArray:
+def activation_bytes(graph: OpGraph, amounts: Amounts) -> FloatArray:
     """Bytes of activations of one microbatch on one rank, an upper bound over choices ([points])."""
     dense = [
         tensor_width(op)

@@ -94,7 +94,7 @@ class Simulator:
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
         self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
         amounts = Amounts.of(self.graph, points, tokens_per_sequence=self.workload.tokens_per_sequence)
-        self.activations = activation_bytes(self.graph, points, amounts)
+        self.activations = activation_bytes(self.graph, amounts)
         self.send_s = self.components["send"].seconds(
             np.arange(len(points)), np.zeros((len(points), len(self.variables)), dtype=np.int64)
         )
