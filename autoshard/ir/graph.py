@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from autoshard.ir.dims import Param
-from autoshard.ir.ops import Attention, ExpertsLinear, FusedOp
+from autoshard.ir.ops import Attention, ExpertsLinear, FusedOp, Indexer, LatentAttention, Mixer
 from autoshard.units import dtype_bytes
 
 
@@ -103,8 +103,13 @@ class OpGraph:
 
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
         """KV-cache bytes of one token over all layers (unsharded, before any window)."""
-        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, Attention))
+        caching = (Attention, LatentAttention, Indexer)
+        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, caching))
         return elements * dtype_bytes(kv_dtype)
+
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes of recurrent state of one sequence over all layers, whatever its length."""
+        return sum(b.repeat * op.state_bytes for b, op in self.all_ops() if isinstance(op, Mixer))
 
     def structural_hash(self) -> str:
         """Identity of the structure: op kinds, dims, edges and parameter names and shapes; not the model's name."""

@@ -9,6 +9,7 @@ from torch import fx
 
 from autoshard.tracing.axes import argument, base_name, shape_of
 from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found, is_tensor
+from autoshard.tracing.softmax import spelled_attention, whole_attention
 
 CONTRACTIONS = frozenset(
     ["linear", "einsum", "matmul", "mm", "bmm", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"]
@@ -22,12 +23,16 @@ def recognise(flow: Dataflow, token_ids: set[fx.Node]) -> list[Found]:
     found: list[Found] = []
     for node in flow.nodes:
         name = base_name(node)
+        if node in flow.labels:
+            continue
         if name == "embedding":
             op = _embedding(flow, node, token_ids)
         elif name in CONTRACTIONS:
             op = _contraction(flow, node)
         elif name == "scaled_dot_product_attention":
-            op = Found(shape="attention", node=node)
+            op = whole_attention(flow, node)
+        elif name in ("softmax", "_softmax"):
+            op = spelled_attention(flow, node)
         elif name in ("layer_norm", "rms_norm"):
             op = _fused_norm(flow, node)
         elif name == "mul":
@@ -37,7 +42,7 @@ def recognise(flow: Dataflow, token_ids: set[fx.Node]) -> list[Found]:
         else:
             op = None
         if op is not None:
-            flow.label(op, node)
+            flow.label(op, op.node)
             found.append(op)
     return found
 
@@ -106,7 +111,7 @@ def _bias(flow: Dataflow, node: fx.Node) -> bool:
             or owner.shape not in ("contraction", "norm")
         ):
             return False
-        if len(shape_of(parameter)) != max(1, len(shape_of(owner.weight)) - 1):
+        if not flow.same_module(owner.weight, parameter) or len(shape_of(parameter)) != max(1, len(shape_of(owner.weight)) - 1):
             return False
         owner.bias = parameter
         flow.label(owner, node)
