@@ -22,6 +22,7 @@ from autoshard.emit.opaque import emit_opaque
 from autoshard.emit.parameters import check_parameters, shard_parameters
 from autoshard.emit.router import emit_router
 from autoshard.emit.steps import Axes
+from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
 from autoshard.sharding import Layout, ResolvedOp, Strategy, mesh_of, place_all, resolve_graph, strategy_reasons
@@ -75,8 +76,22 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
     for item in items:
+        _emit_used_inside(model, block, instance, item)
+    for item in items:
         if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
             _keep_width_around(model, block, instance, item, items, axes)
+
+
+def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: ResolvedOp) -> None:
+    """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
+    op = item.op
+    owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
+    if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
+        owners.pop(_owner(item), None)  # its own emission has done that
+    if not owners or not (op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
+        return
+    module = model.get_submodule(block.fqn(op.fqn, instance))
+    emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
 
 
 def _owner(item: ResolvedOp) -> str:

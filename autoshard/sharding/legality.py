@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import InvalidInputError
-from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, Norm, OpGraph
+from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice, Option
@@ -22,8 +22,9 @@ class Reason:
 
 
 def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
-    """Distinct (query heads, kv heads) of the model's attention cores."""
+    """Distinct (query heads, kv heads) of the model's attention cores; a latent one has as many of both."""
     found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
+    found |= {(op.heads.size, op.heads.size) for _, op in graph.all_ops() if isinstance(op, LatentAttention)}
     return tuple(sorted(found))
 
 

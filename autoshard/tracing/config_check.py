@@ -51,6 +51,8 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
     fields, aliases = _config_fields(class_name)
     for names in _REQUIRED:
         known = [n for n in names if n in fields or aliases.get(n) in fields]
+        if all(getattr(fields[aliases.get(n, n)], "default", 0) is None for n in known):
+            continue  # the model does without it
         given = {k for k, v in config.items() if v is not None}
         given |= {k for k, v in aliases.items() if v in given}
         if known and not given & set(names):
@@ -66,7 +68,10 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The transformers causal-LM class a config asks for: by its ``model_type``, else by the class it names.
+    """The transformers class a config asks for: the causal LM it names, else the one of its ``model_type``.
+
+    The text part of some multimodal models has no causal LM of its own; then it is the bare decoder's class
+    (``...TextModel``), to which a head is added.
 
     Raises:
         InvalidInputError: if the config names neither.
@@ -74,6 +79,7 @@ def class_of(config: Mapping[str, Any]) -> str:
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as BASE
 
     names = config.get("architectures") or []
     model_type = config.get("model_type")
@@ -84,9 +90,11 @@ def class_of(config: Mapping[str, Any]) -> str:
     for name in names if isinstance(names, (list, tuple)) else []:
         if isinstance(name, str) and name.endswith("ForCausalLM") and hasattr(transformers, name):
             return name
-    if model_type in CAUSAL_LM:
-        found = CAUSAL_LM[model_type]
-        return str(found if isinstance(found, str) else found[0])
+    for table in (CAUSAL_LM, BASE):
+        found = table.get(model_type)
+        name = found if isinstance(found, str) or found is None else found[0]
+        if name is not None and (table is CAUSAL_LM or name.endswith("TextModel")) and hasattr(transformers, name):
+            return str(name)
     raise UnsupportedModelError(
         f"transformers {transformers.__version__} has no causal language model of type {model_type!r}"
         f"{_nearest(str(model_type), CAUSAL_LM)}"
@@ -115,8 +123,8 @@ def quiet_transformers() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _config_fields(class_name: str) -> tuple[set[str], dict[str, str]]:
-    """Field names of the class's config, and its aliases (common name -> own name)."""
+def _config_fields(class_name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fields of the class's config, and its aliases (common name -> own name)."""
     import transformers
 
     model_class = getattr(transformers, class_name, None)
@@ -124,7 +132,7 @@ def _config_fields(class_name: str) -> tuple[set[str], dict[str, str]]:
     if config_class is None:
         known = [n for n in dir(transformers) if n.endswith("ForCausalLM")]
         raise UnsupportedModelError(f"transformers has no model class {class_name!r}{_nearest(class_name, known)}")
-    fields = set(getattr(config_class, "__dataclass_fields__", ()))
+    fields = dict(getattr(config_class, "__dataclass_fields__", {}))
     return fields, dict(config_class.attribute_map)
 
 

@@ -167,7 +167,9 @@ def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
 def _unranked(flow: Dataflow, found: list[Found], roles: Roles, up: Found) -> Found | None:
     """The router of experts that a table chooses: the one matrix with a row per expert, which only weighs them."""
     rows = shape_of(up.node)[0]
+    tokens = flow.sources(*flow.operands(up))
     alike = [op for op in found if is_matrix(op) and not op.role and _rows(op) == _rows(up)]
+    alike = [op for op in alike if flow.sources(*flow.operands(op)) == tokens]
     if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % TRACE_TOKENS:
         return None
     alike[0].role = "router"
