@@ -88,7 +88,7 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
     if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
-    if not owners or not (op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
+    if not owners or op.kind not in ("attention", "latent_attention", "mixer", "combine", "router"):
         return
     module = model.get_submodule(block.fqn(op.fqn, instance))
     emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])

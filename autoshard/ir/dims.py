@@ -26,8 +26,9 @@ class Param:
     """One parameter tensor of the model.
 
     ``fqn`` is the name in the first instance of its block (``model.layers.0.mlp.gate.weight``). ``role`` says what it
-    is to its fused op: ``weight``, ``bias``, or ``correction`` (of a router's scores, added to all of them). ``shared_with`` names the parameter that owns the storage when this
-    one is an alias of it (tied embeddings); an alias adds nothing to the parameter count.
+    is to its fused op: ``weight``, ``bias``, or ``correction`` (of a router's scores, added to all of them).
+    ``shared_with`` names the parameter that owns the storage when this one is an alias of it (tied embeddings); an
+    alias adds nothing to the parameter count.
     """
 
     fqn: str

@@ -28,7 +28,6 @@ from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_nee
 from autoshard.sharding.option import Option
 from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
 
-
 _INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
 """Ops without a module of their own: no step can be put around them."""
 

@@ -8,7 +8,7 @@ from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttenti
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import free_ops, option_axis, options
+from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL, Strategy
 
 
@@ -187,4 +187,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
                 message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
             )
         )
+    forbidden = sharded_residual_reason(graph)
+    if strategy.residual is Layout.SHARDED and forbidden is not None:
+        found.append(Reason(rule="residual", values=(), message=f"the residual cannot be sharded: {forbidden}"))
     return tuple(found)

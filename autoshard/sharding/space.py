@@ -21,6 +21,7 @@ from autoshard.ir import (
     Mixer,
     Norm,
     Opaque,
+    OpGraph,
     Router,
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
@@ -105,7 +106,7 @@ def option_axis(option: Option) -> Axis | None:
 
 
 def free_ops(block: Block) -> Sequence[FusedOp]:
-    """Ops with a choice of their own: not adds, not those that follow another op, not those that only run replicated."""
+    """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
     fixed = (Add, Opaque, Mixer, Combine, Indexer)
     return [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
 
@@ -116,3 +117,14 @@ def _has_own_projections(block: Block, op: Attention) -> bool:
     own = [made[name] for name in op.inputs if name in made]
     return len(set(op.inputs)) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
 
+
+def sharded_residual_reason(graph: OpGraph) -> str | None:
+    """Why the residual cannot be sharded whatever the degrees; None if nothing forbids it.
+
+    A tensor that no module makes can only be sliced where a module reads it, and a residual sum is not one.
+    """
+    for block, op in graph.all_ops():
+        added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
+        if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
+            return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
+    return None

@@ -1,8 +1,8 @@
 """What the matrices and norms around an attention core are to it.
 
-=================== ==================================================================================================
+=================== =============================================================================================
 role                how it is known
-=================== ==================================================================================================
+=================== =============================================================================================
 q, k, v             three linears that the core's three inputs come from, past norms and rope
 qkv, kv, qk         one linear that several of the inputs come from
 q_norm, k_norm      norms between those and the core
@@ -10,7 +10,7 @@ kv_b, kv_a          values come from ``kv_b`` alone; it reads, past a norm, ``kv
 q_b, q_a            queries come from ``q_b``, which reads a norm of ``q_a`` alone
 indexer             the ``topk`` that decides, through the mask, which keys the core looks at
 o                   the linear that reads the core, alone or under a gate of its own query projection
-=================== ==================================================================================================
+=================== =============================================================================================
 """
 
 from dataclasses import dataclass, field
@@ -116,7 +116,10 @@ def _assign_plain(op: Found, query: _Reach, key: _Reach, value: _Reach) -> Core:
     )
 
 
-def _latent(flow: Dataflow, query: _Reach, key: _Reach, value: _Reach) -> tuple[Found, Found | None, Found | None] | None:
+_Latent = tuple[Found, Found | None, Found | None]
+
+
+def _latent(flow: Dataflow, query: _Reach, key: _Reach, value: _Reach) -> _Latent | None:
     """(kv_a, its norm, a rope key of its own) if keys and values are made from one latent."""
     (expanded,) = value.matrices
     if expanded not in key.matrices or expanded in query.matrices:
@@ -151,7 +154,7 @@ def _assign_latent(
     query: _Reach,
     key: _Reach,
     value: _Reach,
-    latent: tuple[Found, Found | None, Found | None],
+    latent: _Latent,
 ) -> Core:
     (expanded,), (wide,) = value.matrices, query.matrices
     down, norm, rope = latent
@@ -203,8 +206,8 @@ def _indexer(flow: Dataflow, op: Found) -> Found | None:
                 every = (*every, *sources)
     for source in every:
         if is_matrix(source) and not source.role:
-            letter = "q" if source in roles["q"] else "k" if source in roles["k"] or _feeds(flow, source, roles["k"]) else ""
-            source.role = f"indexer_{letter}" if letter else "indexer_weights"
+            keyed = source in roles["k"] or _feeds(flow, source, roles["k"])
+            source.role = "indexer_q" if source in roles["q"] else "indexer_k" if keyed else "indexer_weights"
     return found
 
 

@@ -108,7 +108,9 @@ def _canonical(flow: Dataflow, found: list[Found], op: Found, *, last: bool) -> 
         return _norm_name(flow, found, op, last=last)
     if op.role == "add":
         kinds = {s.role for operand in op.node.all_input_nodes for s in _past_norms(flow, operand)}
-        return "attn_add" if kinds & {"o", "mixer_out"} else "ffn_add" if kinds & {"down", "experts_down", "shared_gated"} else "add"
+        if kinds & {"o", "mixer_out"}:
+            return "attn_add"
+        return "ffn_add" if kinds & {"down", "experts_down", "shared_gated"} else "add"
     if not op.role:
         return op.shape
     return _ROLE_NAMES.get(op.role, op.role)

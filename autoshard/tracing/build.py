@@ -104,8 +104,9 @@ class OpBuilder(MixerBuilder):
         width, follows = Dim(name="hidden", size=group), None
         core = next((a for a, c in self.roles.cores.items() if op in c.norms), None)
         if core is not None:
-            projections = [s for s in self.flow.sources(*self.flow.operands(op)) if s in self.roles.cores[core].inputs]
-            width, follows = Dim(name=self._out_dim(projections[0]).name, size=self._features(op.node)), self.names[core]
+            read = self.flow.sources(*self.flow.operands(op))
+            projection = next(s for s in read if s in self.roles.cores[core].inputs)
+            width, follows = Dim(name=self._out_dim(projection).name, size=self._features(op.node)), self.names[core]
         elif group != self.context.hidden or op.role != "norm":
             name = {"q_a_norm": "q_rank", "kv_a_norm": "kv_rank"}.get(op.role, "features")
             width = Dim(name=name, size=self._features(op.node))

@@ -91,7 +91,7 @@ class MixerBuilder(BlockBuilder):
         params = self._params(op)
         recurrent = self._is_recurrent(op)
         convolved = sum(p.numel for p in params if len(p.shape) == 3)
-        elements, num_bytes = self.context.state_of(self.context.owners[op.node.name]) if self._keeps_state(op) else (0, 0.0)
+        elements, num_bytes = self.context.state_of(self._module(op)) if self._keeps_state(op) else (0, 0.0)
         width = self._features(op.tensors[0])
         return Mixer(
             name=self.names[op],

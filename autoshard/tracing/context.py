@@ -31,7 +31,7 @@ class GraphContext:
     state_of: Callable[[str], tuple[int, float]]
 
     def larger_attribute(self, fqn: str, part: str, least: int) -> int:
-        """The integer attribute of a module whose name holds ``part`` and that is at least ``least``; else ``least``."""
+        """The largest integer attribute of a module whose name holds ``part``, at least ``least``."""
         module = self.model.get_submodule(fqn)
         known = [v for k, v in vars(module).items() if part in k.replace("_", "") and isinstance(v, int)]
         return max([least, *known])

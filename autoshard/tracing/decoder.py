@@ -19,7 +19,8 @@ class TextDecoder(nn.Module):
         self._supports_sdpa = getattr(model, "_supports_sdpa", False)
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         vocab, hidden = embedding.weight.shape
-        self.lm_head = nn.Linear(hidden, vocab, bias=False, device=embedding.weight.device, dtype=embedding.weight.dtype)
+        where = {"device": embedding.weight.device, "dtype": embedding.weight.dtype}
+        self.lm_head = nn.Linear(hidden, vocab, bias=False, **where)
         if tied:
             self.lm_head.weight = embedding.weight
 

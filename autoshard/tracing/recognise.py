@@ -30,7 +30,7 @@ def recognise(flow: Dataflow, token_ids: set[fx.Node]) -> list[Found]:
         elif name in CONTRACTIONS:
             op = _contraction(flow, node)
         elif name == "scaled_dot_product_attention":
-            op = whole_attention(flow, node)
+            op = whole_attention(node)
         elif name in ("softmax", "_softmax"):
             op = spelled_attention(flow, node)
         elif name in ("layer_norm", "rms_norm"):
@@ -111,7 +111,9 @@ def _bias(flow: Dataflow, node: fx.Node) -> bool:
             or owner.shape not in ("contraction", "norm")
         ):
             return False
-        if not flow.same_module(owner.weight, parameter) or len(shape_of(parameter)) != max(1, len(shape_of(owner.weight)) - 1):
+        if len(shape_of(parameter)) != max(1, len(shape_of(owner.weight)) - 1):
+            return False
+        if not flow.same_module(owner.weight, parameter):
             return False
         owner.bias = parameter
         flow.label(owner, node)

@@ -17,9 +17,19 @@ from autoshard.tracing.recognise import CONTRACTIONS
 
 _PARTS = LAYOUT | {"slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "unbind", "narrow"}
 _SCALING = frozenset(["mul", "div", "add", "sub", "mul_", "div_", "add_", "sub_", "clamp", "neg"])
-_MIXING = CONTRACTIONS | {"conv1d", "cumsum", "convolution", "conv_depthwise", "associative_scan", "scan", "logcumsumexp"}
-_KNOWN = frozenset(["attention", "latent_attention", "indexer", "embedding", "experts_up", "experts_gate"])
-_KNOWN |= {"experts_down", "down"}
+_MIXING = CONTRACTIONS | {
+    "conv1d",
+    "cumsum",
+    "convolution",
+    "conv_depthwise",
+    "associative_scan",
+    "scan",
+    "logcumsumexp",
+}
+_KNOWN = frozenset(
+    ["attention", "latent_attention", "indexer", "embedding", "experts_up", "experts_gate", "experts_down", "down"]
+)
+"""Roles of ops whose inputs may be anything: what lies before them is part of what they are."""
 
 
 def insert_regions(flow: Dataflow, found: list[Found], cores: dict[Found, Core]) -> list[Found]:
@@ -59,7 +69,7 @@ def _read(flow: Dataflow, op: Found) -> list[fx.Node]:
 
 
 def _is_square(node: fx.Node) -> bool:
-    return base_name(node) == "mul" and len(node.all_input_nodes) == 1 and len(node.args) == 2 and node.args[0] is node.args[1]
+    return base_name(node) == "mul" and len(node.args) == 2 and node.args[0] is node.args[1]
 
 
 def _heads(flow: Dataflow, start: fx.Node, *, sums: bool) -> list[fx.Node]:
@@ -72,9 +82,8 @@ def _heads(flow: Dataflow, start: fx.Node, *, sums: bool) -> list[fx.Node]:
             continue
         seen.add(node)
         inputs = [n for n in data_inputs(node) if flow.is_data(n)]
-        if _is_plain(flow, node, inputs) or (sums and base_name(node) in ("add", "add_") and len(inputs) == 2):
-            stack.extend(inputs)
-        elif not is_tensor(node):
+        summed = sums and base_name(node) in ("add", "add_") and len(inputs) == 2
+        if summed or _is_plain(flow, node, inputs) or not is_tensor(node):
             stack.extend(inputs)
         elif flow.sources(node) and not _is_weighted_sum(flow, node):
             heads.append(node)
@@ -105,7 +114,7 @@ def _region(flow: Dataflow, head: fx.Node, owned: set[fx.Node]) -> Found:
             if parameter is not None and parameter not in owned and parameter not in region.parameters:
                 region.parameters.append(parameter)
     flow.label(region, *_own(flow, nodes))
-    region.role = "mixer" if any(_mixes(flow, n) for n in region.nodes) else "combine"
+    region.role = "mixer" if mixes(region.nodes) else "combine"
     return region
 
 
@@ -123,14 +132,9 @@ def _own(flow: Dataflow, nodes: list[fx.Node]) -> list[fx.Node]:
     return own
 
 
-def _mixes(flow: Dataflow, node: fx.Node) -> bool:
-    """Whether ``node`` brings tokens together."""
-    return base_name(node) in _MIXING and is_tensor(node)
-
-
-def mixes(flow: Dataflow, nodes: list[fx.Node]) -> bool:
+def mixes(nodes: list[fx.Node]) -> bool:
     """Whether any of ``nodes`` brings tokens together."""
-    return any(_mixes(flow, n) for n in nodes)
+    return any(base_name(n) in _MIXING and is_tensor(n) for n in nodes)
 
 
 def _name(flow: Dataflow, found: list[Found], regions: list[Found], cores: dict[Found, Core]) -> None:
@@ -155,7 +159,8 @@ def _name(flow: Dataflow, found: list[Found], regions: list[Found], cores: dict[
         op.role = "mixer_in" if after else "mixer_out" if before else "linear"
     for op in loose:
         readers = [other for other, sources in read.items() if op in sources]
-        if op.role == "mixer_out" and any(r.role == "mixer_in" or r.role == "norm" and _is_read_by(read, r, loose) for r in readers):
+        onward = any(r.role == "mixer_in" or (r.role == "norm" and _is_read_by(read, r, loose)) for r in readers)
+        if op.role == "mixer_out" and onward:
             op.role = "mixer_in"
     around = {op for op in loose if op.role == "mixer_in"} | set(regions)
     for op in found:

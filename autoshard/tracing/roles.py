@@ -186,7 +186,7 @@ def _dense_ffns(flow: Dataflow, found: list[Found], roles: Roles) -> None:
         plain = all(u in found and is_matrix(u) and not u.role for u in ups)
         between = flow.between(*flow.operands(down))
         passed = {base_name(n) for n in between}
-        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(flow, between):
+        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(between):
             continue
         ups = _gate_first(flow, ups, down)
         down.role = "down"

@@ -23,14 +23,14 @@ class _Spelled:
     parameters: list[fx.Node] = field(default_factory=list)
 
 
-def whole_attention(flow: Dataflow, node: fx.Node) -> Found:
+def whole_attention(node: fx.Node) -> Found:
     """The core behind a ``scaled_dot_product_attention`` node."""
     query, key, value = (n for n in node.args[:3] if isinstance(n, fx.Node))
     return Found(shape="attention", node=node, tensors=(query, key, value))
 
 
 def spelled_attention(flow: Dataflow, node: fx.Node) -> Found | None:
-    """The core around a ``softmax`` node, if it is one: a parameter joined to the scores is a sink and belongs to it."""
+    """The core around a ``softmax`` node, if it is one. A parameter joined to the scores, a sink, belongs to it."""
     core = _parts(flow, node)
     if core is None:
         return None
