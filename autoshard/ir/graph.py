@@ -115,12 +115,14 @@ class OpGraph:
     def traced_flops(self, tokens: float = 1.0, context: float = 0.0) -> float:
         """FLOPs of matrices, experts and mixers as the model's own code spends them on ``tokens`` tokens.
 
-        Latent attention is expanded, recurrent mixers run in their chunked form. Element-wise work is not counted, as
-        ``torch.utils.flop_counter`` does not.
+        Attention multiplies all keys, in its window or not, latent attention is expanded, recurrent mixers run in their
+        chunked form. Element-wise work is not counted, as ``torch.utils.flop_counter`` does not.
         """
         total = 0.0
         for b, op in self.all_ops():
-            if isinstance(op, LatentAttention):
+            if isinstance(op, Attention):
+                total += b.repeat * 2.0 * tokens * context * op.heads.size * (op.qk_dim + op.v_dim)
+            elif isinstance(op, LatentAttention):
                 total += b.repeat * op.expanded_flops(tokens, context)
             elif isinstance(op, Mixer):
                 total += b.repeat * op.traced_flops_per_token * tokens

@@ -75,7 +75,8 @@ def tensor_moves(
 
     needs = [_token_need(op, need, position, pattern) for op, position, need in readers]
     if is_moved_by_readers(producer):
-        delivered, leave = raw, ()
+        delivered = raw
+        leave: tuple[Step, ...] = ()
     else:
         wanted_all = [*needs, *([] if final is None else [final])]
         delivered = R if R in wanted_all else S

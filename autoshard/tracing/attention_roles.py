@@ -6,7 +6,7 @@ role                how it is known
 q, k, v             three linears that the core's three inputs come from, past norms and rope
 qkv, kv, qk         one linear that several of the inputs come from
 q_norm, k_norm      norms between those and the core
-kv_b, kv_a          values come from ``kv_b`` alone; it reads, past a norm, ``kv_a``, and keys read ``kv_b`` and ``kv_a``
+kv_b, kv_a          values come from ``kv_b`` alone; it reads, past a norm, ``kv_a``; keys read ``kv_b`` and ``kv_a``
 q_b, q_a            queries come from ``q_b``, which reads a norm of ``q_a`` alone
 indexer             the ``topk`` that decides, through the mask, which keys the core looks at
 o                   the linear that reads the core, alone or under a gate of its own query projection

@@ -6,7 +6,7 @@ from autoshard.tracing.build_base import BlockBuilder
 from autoshard.tracing.dataflow import Found
 from autoshard.tracing.export import TRACE_BATCH, TRACE_LENGTH
 from autoshard.tracing.masks import attention_window
-from autoshard.tracing.softmax import mask_operands, num_heads
+from autoshard.tracing.softmax import num_heads, position_masks
 
 
 class MixerBuilder(BlockBuilder):
@@ -28,7 +28,7 @@ class MixerBuilder(BlockBuilder):
             kv_heads=Dim(name="kv_heads", size=self._kv_heads(op)),
             qk_dim=shape_of(query)[-1],
             v_dim=shape_of(value)[-1],
-            window=attention_window(mask_operands(self.flow, op)),
+            window=attention_window(position_masks(self.flow, op)),
         )
 
     def _kv_heads(self, op: Found) -> int:
@@ -62,7 +62,7 @@ class MixerBuilder(BlockBuilder):
             rope_dim=rope,
             v_dim=shape_of(value)[-1],
             selected=None if core.indexer is None else self._selected(core.indexer),
-            window=attention_window(mask_operands(self.flow, op)) if core.indexer is None else None,
+            window=attention_window(position_masks(self.flow, op)) if core.indexer is None else None,
         )
 
     def _selected(self, indexer: Found) -> int:

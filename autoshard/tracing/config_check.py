@@ -51,7 +51,7 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
     fields, aliases = _config_fields(class_name)
     for names in _REQUIRED:
         known = [n for n in names if n in fields or aliases.get(n) in fields]
-        if all(getattr(fields[aliases.get(n, n)], "default", 0) is None for n in known):
+        if all(getattr(fields[n if n in fields else aliases[n]], "default", 0) is None for n in known):
             continue  # the model does without it
         given = {k for k, v in config.items() if v is not None}
         given |= {k for k, v in aliases.items() if v in given}

@@ -49,6 +49,11 @@ def mask_operands(flow: Dataflow, op: Found) -> list[fx.Node]:
     return [n for n in flow.operands(op) if n not in op.tensors]
 
 
+def position_masks(flow: Dataflow, op: Found) -> list[fx.Node]:
+    """The masks that depend on positions only, not on what tokens say."""
+    return [n for n in mask_operands(flow, op) if not flow.is_data(n)]
+
+
 def num_heads(op: Found, batch: int) -> int:
     """Heads that attend, whether they have a dim of their own or share it with the batch."""
     query = shape_of(op.tensors[0])
