@@ -26,6 +26,7 @@ from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
 from autoshard.sharding import Layout, ResolvedOp, Strategy, mesh_of, place_all, resolve_graph, strategy_reasons
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import tensor_axes
 
 _APPLIED = "_autoshard_applied"
@@ -86,9 +87,10 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
-    if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
+    loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
+    if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
-    if not owners or op.kind not in ("attention", "latent_attention", "mixer", "combine", "router"):
+    if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
         return
     module = model.get_submodule(block.fqn(op.fqn, instance))
     emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
@@ -101,7 +103,7 @@ def _owner(item: ResolvedOp) -> str:
 
 def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes) -> None:
     """Emit the experts module once, at its up matrix, with the activation and the down matrix that follow it."""
-    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down":
+    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down" or not is_stacked(item.op):
         return
     act = next(i for i in items if item.op.name in i.op.inputs)
     down = next(i for i in items if act.op.name in i.op.inputs)

@@ -8,6 +8,7 @@ from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttenti
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL, Strategy
 
@@ -82,6 +83,15 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                     message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
                 )
             )
+    loose = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    if loose and ep > 1:
+        found.append(
+            Reason(
+                rule="stacked experts",
+                values=(("ep", ep),),
+                message=f"ep={ep}, but the experts of {loose[0].fqn} are not one tensor; only ep=1 works",
+            )
+        )
     if not expert_counts(graph) and ep != dp:
         found.append(
             Reason(

@@ -190,7 +190,7 @@ class WorkModel:
         return total
 
     def _element_bytes(self, param: Param, *, quantised: bool) -> float:
-        if quantised and param.role == "weight":
+        if quantised and param.role in ("weight", "slice"):
             return dtype_bytes(self.workload.dtype)
         return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
 

@@ -30,7 +30,7 @@ class OpBuilder(MixerBuilder):
                 continue
             position = self._contracted_position(op)
             rank = len(self._weight_axes(op))
-            if position is None or (rank == 2 and position != 1):
+            if position is None or (rank == 2 and position != 1 and not op.experts):
                 op.role, op.reason = "", "the weight is not stored as (out, in)"
         for ffn in list(self.roles.ffns):
             members = (*ffn.ups, ffn.down)
@@ -190,7 +190,7 @@ class OpBuilder(MixerBuilder):
             params=self._params(op),
             signature=f"(t k) {columns}, experts {weight} -> (t k) {rows}",
             stage="up" if up else "down",
-            experts=Dim(name="experts", size=shape_of(op.weight)[0]),
+            experts=Dim(name="experts", size=op.experts or shape_of(op.weight)[0]),
             in_dim=in_dim,
             out_dim=out_dim,
             top_k=self.roles.top_k[ffn.router],

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from autoshard.ir import Dim, Param
-from autoshard.tracing.axes import shape_of
+from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.context import GraphContext
-from autoshard.tracing.dataflow import Dataflow, Found
+from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found
 from autoshard.tracing.roles import Ffn, Roles
 
 _IN_NAMES = {
@@ -67,7 +67,8 @@ class BlockBuilder:
         if op not in self._owned:
             owner = op.fqn or self.context.owners.get(op.node.name, "")
             other = "correction" if op.role == "router" else "weight"
-            given = ((op.weight, "weight"), (op.bias, "bias"), *((p, other) for p in op.parameters))
+            weight = "slice" if op.is_slice else "weight"
+            given = ((op.weight, weight), (op.bias, "bias"), *((p, other) for p in op.parameters))
             self._owned[op] = tuple(self.context.ledger.claim(p, owner, role) for p, role in given if p is not None)
         return self._owned[op]
 
@@ -80,6 +81,8 @@ class BlockBuilder:
 
     def _weight_axes(self, op: Found) -> list[tuple[int, ...]]:
         assert op.weight is not None
+        if op.is_slice or op.experts:
+            return self.context.analysis.of(_matrix_used(self.flow, op))
         return self.context.analysis.of(op.weight)
 
     def _contracted_position(self, op: Found) -> int | None:
@@ -153,3 +156,12 @@ class BlockBuilder:
             return 0.0
         size = self.context.analysis.factors.size(self.context.analysis.leaves(summed))
         return 2.0 * int(node.meta["val"].numel()) * size
+
+
+def _matrix_used(flow: Dataflow, op: Found) -> fx.Node:
+    """The matrix that a contraction of one expert uses, as it is stored: before a transposition."""
+    through = LAYOUT | {"select"}
+    node = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=through) is op.weight)
+    while base_name(node) in LAYOUT and base_name(node) not in ("view", "reshape"):
+        node = node.all_input_nodes[0]
+    return node

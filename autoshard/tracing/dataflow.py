@@ -65,7 +65,8 @@ class Found:
     ``shape`` is what the node computes (``contraction``, ``norm``, ``attention``, ``embedding``, ``add``, ``opaque``);
     ``role`` is what it is to the model, filled once the surroundings are known. ``weight`` and ``bias`` are parameter
     placeholders; an op that has others lists them in ``parameters``. ``tensors`` are the inputs whose order matters
-    (query, key, value). ``reason`` says why an opaque op is one.
+    (query, key, value). ``is_slice`` says that the weight is a slice of its parameter, ``experts`` that the op stands
+    for that many experts written one by one. ``reason`` says why an opaque op is one.
     """
 
     shape: str
@@ -75,6 +76,8 @@ class Found:
     nodes: list[fx.Node] = field(default_factory=list)
     parameters: list[fx.Node] = field(default_factory=list)
     tensors: tuple[fx.Node, ...] = ()
+    is_slice: bool = False
+    experts: int = 0
     role: str = ""
     reason: str = ""
     fqn: str = ""
@@ -152,6 +155,10 @@ class Dataflow:
                 return None
             node = node.args[0]
         return node
+
+    def name_of(self, parameter: fx.Node) -> str:
+        """The name behind a placeholder."""
+        return self._parameters[parameter]
 
     def same_module(self, one: fx.Node, other: fx.Node) -> bool:
         """Whether one module owns both parameters."""

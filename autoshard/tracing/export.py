@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from autoshard.errors import AutoshardError, UnsupportedModelError
 from autoshard.tracing.config_check import one_line, quiet_transformers
 from autoshard.tracing.fold import Stack, folded
+from autoshard.tracing.routing import BalancedRouting
 
 TRACE_BATCH = 2
 """Sequences in a trace. Not one: dimensions of size one vanish."""
@@ -52,7 +53,8 @@ class _Logits(nn.Module):
         self.options: dict[str, Any] = {"use_cache": False} if takes_cache else {}
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        out = self.model(input_ids, **self.options)
+        with BalancedRouting():
+            out = self.model(input_ids, **self.options)
         out = getattr(out, "logits", out)
         while isinstance(out, (tuple, list)):
             out = out[0]

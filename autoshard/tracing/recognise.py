@@ -15,6 +15,7 @@ CONTRACTIONS = frozenset(
     ["linear", "einsum", "matmul", "mm", "bmm", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"]
 )
 """Ops that sum products of two tensors."""
+_SLICED = LAYOUT | {"select"}
 _GATHERED = LAYOUT | {"index"}
 
 
@@ -63,12 +64,18 @@ def _contraction(flow: Dataflow, node: fx.Node) -> Found | None:
     bias = argument(node, 2, "bias") if base_name(node) == "linear" else None
     operands = [n for n in node.all_input_nodes if n is not bias]
     weights = [p for p in map(flow.parameter, operands) if p is not None and len(shape_of(p)) in (2, 3)]
+    is_slice = False
+    if not weights:
+        sliced = [flow.parameter(n, through=_SLICED) for n in operands if len(shape_of(n)) == 2]
+        weights = [p for p in sliced if p is not None and len(shape_of(p)) in (2, 3)]
+        is_slice = True
     if len(weights) != 1:
         return None
     return Found(
         shape="contraction",
         node=node,
         weight=weights[0],
+        is_slice=is_slice,
         bias=flow.parameter(bias) if isinstance(bias, fx.Node) else None,
     )
 

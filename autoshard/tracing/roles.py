@@ -20,6 +20,7 @@ from torch import fx
 from autoshard.tracing.attention_roles import Core, assign_attention, assign_output, is_matrix
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
+from autoshard.tracing.expert_groups import group_experts
 from autoshard.tracing.export import TRACE_TOKENS
 from autoshard.tracing.regions import insert_regions, mixes
 
@@ -89,6 +90,7 @@ def assign_roles(flow: Dataflow, found: list[Found], output: set[fx.Node]) -> Ro
             assign_output(flow, core, found)
     found += dict.fromkeys(c.indexer for c in roles.cores.values() if c.indexer is not None)
     _routers(flow, found, roles)
+    group_experts(flow, found)
     _experts(flow, found, roles)
     for op in found:
         if is_matrix(op) and not op.role and flow.sources(*flow.operands(op)) and _is_output(flow, op, output):
@@ -103,7 +105,7 @@ def assign_roles(flow: Dataflow, found: list[Found], output: set[fx.Node]) -> Ro
 
 
 def _is_bank(op: Found) -> bool:
-    return op.shape == "contraction" and op.weight is not None and len(shape_of(op.weight)) == 3
+    return op.experts > 0 or op.shape == "contraction" and op.weight is not None and len(shape_of(op.weight)) == 3
 
 
 def _routers(flow: Dataflow, found: list[Found], roles: Roles) -> None:
@@ -206,7 +208,7 @@ def _gate_first(flow: Dataflow, ups: tuple[Found, ...], down: Found) -> tuple[Fo
 
 def _rows(op: Found) -> int:
     assert op.weight is not None
-    return shape_of(op.weight)[0]
+    return op.experts or shape_of(op.weight)[0]
 
 
 def _is_output(flow: Dataflow, op: Found, output: set[fx.Node]) -> bool:
