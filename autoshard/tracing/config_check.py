@@ -39,6 +39,8 @@ _COUNTS = [
     "sliding_window",
 ]
 _MAY_BE_ZERO = ("num_key_value_heads",)
+_MOST_LAYERS = 2000
+"""More layers than any model has: building module by module would not end."""
 
 
 def check_config(config: Mapping[str, Any], class_name: str) -> None:
@@ -59,6 +61,9 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
             raise InvalidInputError(f"{class_name} config has no {known[0]}: it must be given, there is no default")
     for name in (*_COUNTS, *EXPERT_COUNTS, *TOP_K):
         _check_count(name, config.get(name), optional=name not in {r[0] for r in _REQUIRED[:4]})
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise InvalidInputError(f"num_hidden_layers must be at most {_MOST_LAYERS}, got {layers}")
     _check_heads(config)
     experts = next((config[n] for n in EXPERT_COUNTS if config.get(n) is not None), None)
     top_k = next((config[n] for n in TOP_K if config.get(n)), None)

@@ -140,7 +140,7 @@ def _own_correction(flow: Dataflow, found: list[Found], router: Found, ranking: 
 
 
 def _is_index(node: fx.Node) -> bool:
-    return base_name(node) == "getitem" and node.args[1] == 1 and len(node.users) > 0
+    return base_name(node) == "getitem" and bool(node.args[1] == 1) and len(node.users) > 0
 
 
 def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
