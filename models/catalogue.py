@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from .hybrid import HYBRID
+from .latent import LATENT
 from .presets import GPT_MOE_PRESETS
+from .sparse import SPARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +209,17 @@ _TRANSFORMERS = (
     ),
 )
 
+_FAMILIES = tuple(
+    CatalogueEntry(
+        name=name,
+        kind="transformers",
+        num_parameters=count,
+        reference=f"huggingface.co/{repository}; count summed from the config's shapes",
+        config=config,
+    )
+    for name, (count, repository, config) in {**LATENT, **SPARSE, **HYBRID}.items()
+)
+
 _FACTORIES = tuple(
     CatalogueEntry(
         name=name,
@@ -218,5 +232,7 @@ _FACTORIES = tuple(
     for name, preset in GPT_MOE_PRESETS.items()
 )
 
-CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType({e.name: e for e in (*_TRANSFORMERS, *_FACTORIES)})
+CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
+    {e.name: e for e in (*_TRANSFORMERS, *_FAMILIES, *_FACTORIES)}
+)
 """Every model known by name."""

@@ -74,8 +74,9 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
 def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, Any]:
     """A traced model: sizes, work per token, and every fused op of every kind of block.
 
-    FLOPs are per token without attention's context term (``attention_flops_per_token_per_key`` has it); ``bytes`` are
-    those of an op's parameters.
+    FLOPs are per token without attention's context term (``attention_flops_per_token_per_key`` has it), as a serving
+    engine spends them (top-k experts, causal half, latent attention absorbed); ``traced_*`` are what the model's own
+    code spends in matrices. ``bytes`` are those of an op's parameters.
     """
     total = graph.flops(1.0, 0.0)
     opaque = [(b, op) for b, op in graph.all_ops() if op.kind == "opaque"]
@@ -88,10 +89,25 @@ def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, A
         "active_parameters": graph.num_active_parameters,
         "flops_per_token": total,
         "attention_flops_per_token_per_key": graph.flops(1.0, 1.0) - total,
+        "traced_flops_per_token": graph.traced_flops(1.0, 0.0),
+        "traced_attention_flops_per_token_per_key": graph.traced_flops(1.0, 1.0) - graph.traced_flops(1.0, 0.0),
         "kv_bytes_per_token": graph.kv_bytes_per_token(kv_dtype),
+        "state_bytes_per_sequence": graph.state_bytes_per_sequence(),
         "blocks": [_block(b) for b in graph.components()],
-        "opaque": [{"block": b.name, "name": op.name, "fqn": op.fqn, "reason": op.reason} for b, op in opaque],
+        "opaque": [
+            {
+                "block": b.name,
+                "name": op.name,
+                "fqn": op.fqn,
+                "reason": op.reason,
+                "parameters_share": b.repeat * op.num_parameters / graph.num_parameters,
+                "flops_share": b.repeat * op.flops(1.0) / total if total else 0.0,
+            }
+            for b, op in opaque
+        ],
         "opaque_flops_share": sum(b.repeat * op.flops(1.0) for b, op in opaque) / total if total else 0.0,
+        "opaque_parameters_share": sum(b.repeat * op.num_parameters for b, op in opaque) / graph.num_parameters,
+        "opaque_state_share": 0.0,  # an opaque op keeps no state: a mixer is never opaque
     }
 
 

@@ -22,9 +22,11 @@ from autoshard.emit.opaque import emit_opaque
 from autoshard.emit.parameters import check_parameters, shard_parameters
 from autoshard.emit.router import emit_router
 from autoshard.emit.steps import Axes
+from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
 from autoshard.sharding import Layout, ResolvedOp, Strategy, mesh_of, place_all, resolve_graph, strategy_reasons
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import tensor_axes
 
 _APPLIED = "_autoshard_applied"
@@ -75,8 +77,23 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
     for item in items:
+        _emit_used_inside(model, block, instance, item)
+    for item in items:
         if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
             _keep_width_around(model, block, instance, item, items, axes)
+
+
+def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: ResolvedOp) -> None:
+    """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
+    op = item.op
+    owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
+    loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
+    if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
+        owners.pop(_owner(item), None)  # its own emission has done that
+    if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
+        return
+    module = model.get_submodule(block.fqn(op.fqn, instance))
+    emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
 
 
 def _owner(item: ResolvedOp) -> str:
@@ -86,7 +103,7 @@ def _owner(item: ResolvedOp) -> str:
 
 def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes) -> None:
     """Emit the experts module once, at its up matrix, with the activation and the down matrix that follow it."""
-    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down":
+    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down" or not is_stacked(item.op):
         return
     act = next(i for i in items if item.op.name in i.op.inputs)
     down = next(i for i in items if act.op.name in i.op.inputs)

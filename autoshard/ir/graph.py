@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from autoshard.ir.dims import Param
-from autoshard.ir.ops import Attention, ExpertsLinear, FusedOp
+from autoshard.ir.ops import (
+    Activation,
+    Add,
+    Attention,
+    Combine,
+    ExpertsLinear,
+    FusedOp,
+    Indexer,
+    LatentAttention,
+    Mixer,
+    Norm,
+)
 from autoshard.units import dtype_bytes
 
 
@@ -101,10 +112,33 @@ class OpGraph:
         """FLOPs of the whole model for ``tokens`` tokens, each seeing ``context`` keys."""
         return sum(b.repeat * op.flops(tokens, context) for b, op in self.all_ops())
 
+    def traced_flops(self, tokens: float = 1.0, context: float = 0.0) -> float:
+        """FLOPs of matrices, experts and mixers as the model's own code spends them on ``tokens`` tokens.
+
+        Attention multiplies all keys, in its window or not, latent attention is expanded, recurrent mixers run in their
+        chunked form. Element-wise work is not counted, as ``torch.utils.flop_counter`` does not.
+        """
+        total = 0.0
+        for b, op in self.all_ops():
+            if isinstance(op, Attention):
+                total += b.repeat * 2.0 * tokens * context * op.heads.size * (op.qk_dim + op.v_dim)
+            elif isinstance(op, LatentAttention):
+                total += b.repeat * op.expanded_flops(tokens, context)
+            elif isinstance(op, Mixer):
+                total += b.repeat * op.traced_flops_per_token * tokens
+            elif not isinstance(op, Norm | Activation | Add | Combine):
+                total += b.repeat * op.flops(tokens, context)
+        return total
+
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
         """KV-cache bytes of one token over all layers (unsharded, before any window)."""
-        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, Attention))
+        caching = (Attention, LatentAttention, Indexer)
+        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, caching))
         return elements * dtype_bytes(kv_dtype)
+
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes of recurrent state of one sequence over all layers, whatever its length."""
+        return sum(b.repeat * op.state_bytes for b, op in self.all_ops() if isinstance(op, Mixer))
 
     def structural_hash(self) -> str:
         """Identity of the structure: op kinds, dims, edges and parameter names and shapes; not the model's name."""

@@ -21,36 +21,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autoshard.ir.dims import Dim, Param
-
-BLOCK_INPUT = "input"
-"""Name of the tensor that enters a block: the residual stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Op:
-    """What every fused op has.
-
-    ``name`` is unique in its block and canonical (it follows from the role, not from module names). ``fqn`` is the
-    module that owns the op in the first instance of the block. ``signature`` is einops-like, for people.
-    ``follows`` names the op whose sharding choice this one shares (q/k norms follow the attention core).
-    """
-
-    name: str
-    fqn: str
-    inputs: tuple[str, ...]
-    params: tuple[Param, ...] = ()
-    signature: str = ""
-    follows: str | None = None
-
-    @property
-    def num_parameters(self) -> int:
-        """Elements of all parameters that are not aliases."""
-        return sum(p.numel for p in self.params if p.shared_with is None)
+from autoshard.ir.base import BLOCK_INPUT, Op
+from autoshard.ir.dims import Dim
+from autoshard.ir.mixers import Combine, Indexer, LatentAttention, Mixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding(_Op):
+class Embedding(Op):
     """Token look-up, ``t, v h -> t h``."""
 
     kind: Literal["embedding"] = "embedding"
@@ -63,7 +40,7 @@ class Embedding(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Norm(_Op):
+class Norm(Op):
     """RMSNorm or LayerNorm over the last dim.
 
     ``width`` is the feature width of the tensor. ``group`` is the width of one normalised row: equal to ``width`` for
@@ -82,7 +59,7 @@ class Norm(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(_Op):
+class Linear(Op):
     """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v)."""
 
     kind: Literal["linear"] = "linear"
@@ -97,7 +74,7 @@ class Linear(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention(_Op):
+class Attention(Op):
     """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
 
     ``window`` limits the context a token sees.
@@ -122,7 +99,7 @@ class Attention(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router(_Op):
+class Router(Op):
     """Scores of every expert and the choice of ``top_k``: ``t h, e h -> t e -> t k``."""
 
     kind: Literal["router"] = "router"
@@ -136,7 +113,7 @@ class Router(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsLinear(_Op):
+class ExpertsLinear(Op):
     """One matrix of every routed expert, on the (token, expert) pairs: ``(t k) i, e o i -> (t k) o``.
 
     ``stage`` is ``"up"`` (reads the tokens; its inputs are the token tensor and the router) or ``"down"`` (reads the
@@ -160,7 +137,7 @@ class ExpertsLinear(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation(_Op):
+class Activation(Op):
     """Pointwise non-linearity between up and down.
 
     ``width`` is the output width, ``num_inputs_wide`` how many times that width enters (2 for gated). ``top_k`` is
@@ -179,7 +156,7 @@ class Activation(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Add(_Op):
+class Add(Op):
     """Residual addition; inputs are (residual, branch). It follows the plan's residual layout, never has a choice."""
 
     kind: Literal["add"] = "add"
@@ -191,7 +168,7 @@ class Add(_Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opaque(_Op):
+class Opaque(Op):
     """Something the tracer does not understand. It runs replicated, with the FLOPs its traced nodes have."""
 
     kind: Literal["opaque"] = "opaque"
@@ -205,7 +182,37 @@ class Opaque(_Op):
 
 
 FusedOp = Annotated[
-    Embedding | Norm | Linear | Attention | Router | ExpertsLinear | Activation | Add | Opaque,
+    Embedding
+    | Norm
+    | Linear
+    | Attention
+    | LatentAttention
+    | Indexer
+    | Mixer
+    | Combine
+    | Router
+    | ExpertsLinear
+    | Activation
+    | Add
+    | Opaque,
     Field(discriminator="kind"),
 ]
 """Any fused op; the discriminator is ``kind``."""
+
+__all__ = [
+    "BLOCK_INPUT",
+    "Activation",
+    "Add",
+    "Attention",
+    "Combine",
+    "Embedding",
+    "ExpertsLinear",
+    "FusedOp",
+    "Indexer",
+    "LatentAttention",
+    "Linear",
+    "Mixer",
+    "Norm",
+    "Opaque",
+    "Router",
+]

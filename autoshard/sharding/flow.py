@@ -10,11 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.errors import UnsupportedModelError
-from autoshard.ir import BLOCK_INPUT, Activation, Add, Attention, Block, ExpertsLinear, FusedOp
+from autoshard.ir import (
+    BLOCK_INPUT,
+    Activation,
+    Add,
+    Attention,
+    Block,
+    Combine,
+    ExpertsLinear,
+    FusedOp,
+    Indexer,
+    LatentAttention,
+    Mixer,
+)
 from autoshard.sharding.layout import TP, Layout, R, S, Step, redistribute
 from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
 from autoshard.sharding.option import Option
 from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
+
+_INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
+"""Ops without a module of their own: no step can be put around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +43,7 @@ class Moves:
 
 def is_moved_by_readers(op: FusedOp | None) -> bool:
     """True for tensors that no module produces; ``None`` stands for the block's input."""
-    return op is None or isinstance(op, Attention | Activation | Add)
+    return op is None or isinstance(op, _INLINE)
 
 
 def tensor_moves(
@@ -71,7 +86,7 @@ def tensor_moves(
         steps = bridge(delivered, at_tp)
         if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
             steps = (*steps, *dispatch(need, pattern, hidden=op.in_dim.size, top_k=op.top_k))
-        elif steps and isinstance(op, Attention | Activation | Add):
+        elif steps and isinstance(op, _INLINE):
             raise UnsupportedModelError(f"{op.fqn}: its input {width} wide would have to move inside the module")
         entry.append(steps)
     return Moves(delivered=delivered, exit=leave, entry=tuple(entry))

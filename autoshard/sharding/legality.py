@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import InvalidInputError
-from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, Norm, OpGraph
+from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import free_ops, option_axis, options
+from autoshard.sharding.rules.experts import is_stacked
+from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL, Strategy
 
 
@@ -22,8 +23,9 @@ class Reason:
 
 
 def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
-    """Distinct (query heads, kv heads) of the model's attention cores."""
+    """Distinct (query heads, kv heads) of the model's attention cores; a latent one has as many of both."""
     found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
+    found |= {(op.heads.size, op.heads.size) for _, op in graph.all_ops() if isinstance(op, LatentAttention)}
     return tuple(sorted(found))
 
 
@@ -81,6 +83,15 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                     message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
                 )
             )
+    loose = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    if loose and ep > 1:
+        found.append(
+            Reason(
+                rule="stacked experts",
+                values=(("ep", ep),),
+                message=f"ep={ep}, but the experts of {loose[0].fqn} are not one tensor; only ep=1 works",
+            )
+        )
     if not expert_counts(graph) and ep != dp:
         found.append(
             Reason(
@@ -186,4 +197,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
                 message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
             )
         )
+    forbidden = sharded_residual_reason(graph)
+    if strategy.residual is Layout.SHARDED and forbidden is not None:
+        found.append(Reason(rule="residual", values=(), message=f"the residual cannot be sharded: {forbidden}"))
     return tuple(found)

@@ -7,7 +7,19 @@ offered at the given degrees becomes "replicated".
 from collections.abc import Mapping
 from typing import Literal
 
-from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, FusedOp, Linear, Norm, OpGraph, Router
+from autoshard.ir import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    ExpertsLinear,
+    FusedOp,
+    LatentAttention,
+    Linear,
+    Norm,
+    OpGraph,
+    Router,
+)
 from autoshard.sharding.degrees import Degrees
 from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
 from autoshard.sharding.option import Choice
@@ -35,7 +47,7 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "embed"
         case Norm():
             return "norm"
-        case Attention():
+        case Attention() | LatentAttention():
             return "core"
         case Router():
             return "router"

@@ -11,17 +11,22 @@ from autoshard.ir import (
     Add,
     Attention,
     Block,
+    Combine,
     Embedding,
     ExpertsLinear,
     FusedOp,
+    Indexer,
+    LatentAttention,
     Linear,
+    Mixer,
     Norm,
     Opaque,
+    OpGraph,
     Router,
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
 from autoshard.sharding.option import Option
-from autoshard.sharding.rules import attention, embedding, experts, linear, norm, pointwise, router
+from autoshard.sharding.rules import attention, embedding, experts, latent, linear, mixer, norm, pointwise, router
 
 
 def consumers(block: Block, name: str) -> list[tuple[FusedOp, int]]:
@@ -55,11 +60,13 @@ def tensor_width(op: FusedOp) -> int:
             return op.hidden.size
         case Linear() | ExpertsLinear():
             return op.out_dim.size
-        case Attention():
+        case Attention() | LatentAttention():
             return op.heads.size * op.v_dim
+        case Indexer():
+            return op.top_k
         case Router():
             return op.experts.size
-        case Norm() | Activation() | Add() | Opaque():
+        case Norm() | Activation() | Add() | Opaque() | Mixer() | Combine():
             return op.width.size
 
 
@@ -74,7 +81,11 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
         case Linear():
             return linear.options(op, axes)
         case Attention():
-            return attention.options(op, axes)
+            return attention.options(op, axes, separate=_has_own_projections(block, op))
+        case LatentAttention():
+            return latent.options(op, axes)
+        case Mixer() | Combine() | Indexer():
+            return mixer.options(op, axes)
         case Router():
             return router.options(op, axes)
         case ExpertsLinear():
@@ -95,5 +106,25 @@ def option_axis(option: Option) -> Axis | None:
 
 
 def free_ops(block: Block) -> Sequence[FusedOp]:
-    """Ops with a choice of their own: not adds, not those that follow another op, not opaque ones."""
-    return [op for op in block.ops if op.follows is None and not isinstance(op, Add | Opaque)]
+    """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
+    fixed = (Add, Opaque, Mixer, Combine, Indexer)
+    return [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+
+
+def _has_own_projections(block: Block, op: Attention) -> bool:
+    """Whether q, k and v come from three projections, so that each rank can have its heads."""
+    made = {o.name: o for o in block.ops}
+    own = [made[name] for name in op.inputs if name in made]
+    return len(set(op.inputs)) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
+
+
+def sharded_residual_reason(graph: OpGraph) -> str | None:
+    """Why the residual cannot be sharded whatever the degrees; None if nothing forbids it.
+
+    A tensor that no module makes can only be sliced where a module reads it, and a residual sum is not one.
+    """
+    for block, op in graph.all_ops():
+        added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
+        if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
+            return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
+    return None

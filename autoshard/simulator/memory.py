@@ -8,7 +8,7 @@ sequence in float32. Engines reuse buffers from layer to layer, so one layer's w
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir import Activation, Add, Attention, ExpertsLinear, Linear, OpGraph, Router
+from autoshard.ir import Activation, Add, Attention, ExpertsLinear, LatentAttention, Linear, Mixer, OpGraph, Router
 from autoshard.sharding.space import tensor_width
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.work import ACTIVATION_BYTES
@@ -25,7 +25,7 @@ def activation_bytes(graph: OpGraph, amounts: Amounts) -> FloatArray:
     dense = [
         tensor_width(op)
         for _, op in graph.all_ops()
-        if isinstance(op, Linear | Attention | Router) and not getattr(op, "is_head", False)
+        if isinstance(op, Linear | Attention | LatentAttention | Mixer | Router) and not getattr(op, "is_head", False)
     ]
     hidden = next((op.width.size for _, op in graph.all_ops() if isinstance(op, Add)), 0)
     vocab = max((op.out_dim.size for _, op in graph.all_ops() if isinstance(op, Linear) and op.is_head), default=0)

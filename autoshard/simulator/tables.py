@@ -22,7 +22,7 @@ from autoshard.sharding.layout import Layout, R, S, Step
 from autoshard.sharding.legality import choice_key, choice_keys
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import consumers, option_axis, options
+from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.points import Points
@@ -73,7 +73,7 @@ class TableBuilder:
         sizes, n = self.points.sizes, len(self.points)
         if key == RESIDUAL:
             width = next((op.hidden.size for _, op in self.graph.all_ops() if op.kind == "embedding"), 1)
-            sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0)
+            sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0) & (sharded_residual_reason(self.graph) is None)
             legal = np.stack([np.ones(n, dtype=bool), sharded], 1)
             return self._with_pin(key, (None, 0), legal, (False, False))
         block, op = self._owner(key)

@@ -21,10 +21,14 @@ from autoshard.ir import (
     Activation,
     Add,
     Attention,
+    Combine,
     Embedding,
     ExpertsLinear,
     FusedOp,
+    Indexer,
+    LatentAttention,
     Linear,
+    Mixer,
     Norm,
     Opaque,
     Param,
@@ -78,6 +82,15 @@ class WorkModel:
                 return self._experts(op, inner, outer)
             case Attention():
                 return self._attention(op, split=option is not None and option.choice == 0)
+            case LatentAttention():
+                return self._latent_attention(op, split=option is not None and option.choice == 0)
+            case Indexer():
+                return self._indexer(op)
+            case Mixer():
+                return self._mixer(op)
+            case Combine():
+                moved = (len(op.inputs) + 1) * op.width.size / outer
+                return memory_op_s(self.device, tokens * moved * ACTIVATION_BYTES)
             case Activation():
                 rows = self.amounts.pairs if op.routed else tokens
                 width = op.width.size * (op.num_inputs_wide + 1) / outer
@@ -137,6 +150,38 @@ class WorkModel:
             op.v_dim,
         )
 
+    def _latent_attention(self, op: LatentAttention, *, split: bool) -> FloatArray:
+        """Absorbed in decode (one shared latent head that is key and value at once), expanded over prompts."""
+        heads = op.heads.size / self._share("tp" if split else None)
+        context = op.seen(self.workload.mean_context)
+        if self.workload.phase == "decode":
+            key, value = op.latent.size + op.rope_dim, op.latent.size
+            cached = key / (key + value)  # the values are part of the cached keys
+            cache_bytes = dtype_bytes(self.workload.kv_dtype)
+            return attention_decode_s(
+                self.device, self.amounts.sequences, context, heads, cached, key, value, cache_bytes
+            )
+        tokens = self.workload.tokens_per_sequence
+        qk = op.nope_dim + op.rope_dim
+        return attention_prefill_s(self.device, self.amounts.sequences, tokens, context, heads, heads, qk, op.v_dim)
+
+    def _indexer(self, op: Indexer) -> FloatArray:
+        """A small attention without values: all heads read one cached key."""
+        sequences, context = self.amounts.sequences, self.workload.mean_context
+        heads = np.full(len(self.points), float(op.heads.size))
+        if self.workload.phase == "decode":
+            cache_bytes = dtype_bytes(self.workload.kv_dtype)
+            return attention_decode_s(self.device, sequences, context, heads, 1.0, op.head_dim, 0, cache_bytes)
+        tokens = self.workload.tokens_per_sequence
+        return attention_prefill_s(self.device, sequences, tokens, context, heads, 1.0, op.head_dim, 0)
+
+    def _mixer(self, op: Mixer) -> FloatArray:
+        """The larger of its arithmetic and its traffic: state in and out once a pass, activations in and out."""
+        tokens = self.amounts.tokens
+        arithmetic = op.flops(1.0) * tokens / self.device.peak_flops_per_s("bfloat16")
+        moved = 2.0 * self.amounts.sequences * op.state_bytes + 4.0 * tokens * op.width.size * ACTIVATION_BYTES
+        return np.maximum(arithmetic, memory_op_s(self.device, moved))
+
     def weight_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Bytes of an op's parameters on one rank; an alias has none, unless its owner is on another pipeline stage.
 
@@ -154,12 +199,23 @@ class WorkModel:
         return total
 
     def _element_bytes(self, param: Param, *, quantised: bool) -> float:
-        if quantised and param.role == "weight":
+        if quantised and param.role in ("weight", "slice"):
             return dtype_bytes(self.workload.dtype)
         return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
 
     def kv_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
-        """Bytes of the KV cache of one instance on one rank, over all microbatches in flight."""
+        """Bytes of the KV cache or state of one instance on one rank, over all microbatches in flight.
+
+        A latent cache, an indexer's keys and a mixer's state are whole on every rank.
+        """
+        in_flight = (self.points.sequences * self.points.microbatches).astype(np.float64)
+        if isinstance(op, Mixer):
+            return in_flight * op.state_bytes
+        if isinstance(op, LatentAttention | Indexer):
+            window = op.window if isinstance(op, LatentAttention) else None
+            cached = self.workload.cached_tokens_per_sequence if window is None else window
+            cached = min(cached, self.workload.cached_tokens_per_sequence)
+            return in_flight * float(cached) * op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         if not isinstance(op, Attention):
             return np.zeros(len(self.points))
         split = option is not None and option.choice == 0

@@ -73,6 +73,7 @@ class AxisAnalysis:
 
     ``axes`` maps a node to the axes of its tensor (or a list of them for a node with several results);
     ``contracted`` maps a contraction to the axis it sums over, ``domains`` an index tensor to the axis it points into.
+    ``expanded`` are the axes that ``expand`` has made by repetition.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -80,6 +81,7 @@ class AxisAnalysis:
         self.axes: dict[fx.Node, Any] = {}
         self.contracted: dict[fx.Node, Axis] = {}
         self.domains: dict[fx.Node, Axis] = {}
+        self.expanded: list[Axis] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.axes[node] = self.fresh(node)

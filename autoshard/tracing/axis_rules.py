@@ -132,7 +132,9 @@ def _squeeze(a: AxisAnalysis, node: fx.Node) -> Axes:
 def _expand(a: AxisAnalysis, node: fx.Node) -> Axes:
     axes, sizes = a.of(node.args[0]), shape_of(node)
     axes = [()] * (len(sizes) - len(axes)) + list(axes)
-    return [axis or a.factors.new(size) for axis, size in zip(axes, sizes, strict=True)]
+    made = [() if axis else a.factors.new(size) for axis, size in zip(axes, sizes, strict=True)]
+    a.expanded += [axis for axis in made if axis]
+    return [axis or new for axis, new in zip(axes, made, strict=True)]
 
 
 @rule("chunk", "split", "split_with_sizes")
@@ -271,6 +273,17 @@ def _index(a: AxisAnalysis, node: fx.Node) -> Any:
     return [*axes[:position], *a.of(index), *axes[position + 1 :]]
 
 
-@rule("index_put", "index_put_", "scatter_", "index_add", "index_add_", "fill_", "copy_", "masked_fill_")
+@rule("copy_")
+def _copy(a: AxisAnalysis, node: fx.Node) -> Any:
+    """A copy into (a view of) a tensor has the source's axes, where sizes are equal."""
+    target, source = (a.of(n) for n in node.args[:2])
+    aligned = [()] * (len(target) - len(source)) + list(source)
+    for axis, other in zip(target, aligned, strict=True):
+        if axis and other and a.factors.size(a.leaves(axis)) == a.factors.size(a.leaves(other)):
+            a.factors.unify(axis, other)
+    return list(target)
+
+
+@rule("index_put", "index_put_", "scatter_", "index_add", "index_add_", "fill_", "masked_fill_")
 def _in_place(a: AxisAnalysis, node: fx.Node) -> Axes:
     return list(a.of(node.args[0]))

@@ -8,11 +8,11 @@ from torch import fx
 from autoshard.ir import BLOCK_INPUT, FusedOp
 from autoshard.tracing.build import OpBuilder
 from autoshard.tracing.context import GraphContext
-from autoshard.tracing.dataflow import BLOCK_INPUT_SOURCE, Dataflow, Found
+from autoshard.tracing.dataflow import BLOCK_INPUT_SOURCE, Dataflow, Found, is_tensor
 from autoshard.tracing.recognise import recognise
 from autoshard.tracing.roles import Roles, assign_roles
 
-_ROLE_NAMES = {"embedding": "embed"}
+_ROLE_NAMES = {"embedding": "embed", "latent_attention": "attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ def build_block(context: GraphContext, nodes: list[fx.Node], names: Iterable[str
 
     ``last`` says that this is the model's final block, so that its closing norm is the final one.
     """
-    flow = Dataflow(nodes, set(context.ledger.placeholders), context.data)
+    flow = Dataflow(nodes, context.ledger.placeholders, context.data)
     found = recognise(flow, context.token_ids)
     roles = assign_roles(flow, found, context.output)
     builder = OpBuilder(flow=flow, roles=roles, context=context)
@@ -63,7 +63,7 @@ def _leftovers(context: GraphContext, flow: Dataflow, found: list[Found], names:
         if name in owned or context.ledger.is_claimed(name):
             continue
         module = name.rpartition(".")[0]
-        users = [n for n in placeholder.users if n in inside]
+        users = [n for n in placeholder.users if n in inside and is_tensor(n)]
         node = users[0] if users else placeholder
         group = groups.setdefault(module, Found(shape="opaque", node=node, fqn=module))
         group.reason = "parameters used in a way that is not recognised" if users else "parameters that are not used"
@@ -76,7 +76,7 @@ def _norms_beside_attention(found: list[Found]) -> list[Found]:
     """q/k norms moved to just before attention: q, k, v stand together, whichever order the model computes them in."""
     norms = [op for op in found if op.role in ("q_norm", "k_norm")]
     rest = [op for op in found if op not in norms]
-    at = next((i for i, op in enumerate(rest) if op.role == "attention"), 0)
+    at = next((i for i, op in enumerate(rest) if op.role in ("attention", "latent_attention")), 0)
     return [*rest[:at], *norms, *rest[at:]]
 
 
@@ -108,7 +108,9 @@ def _canonical(flow: Dataflow, found: list[Found], op: Found, *, last: bool) -> 
         return _norm_name(flow, found, op, last=last)
     if op.role == "add":
         kinds = {s.role for operand in op.node.all_input_nodes for s in _past_norms(flow, operand)}
-        return "attn_add" if "o" in kinds else "ffn_add" if kinds & {"down", "experts_down"} else "add"
+        if kinds & {"o", "mixer_out"}:
+            return "attn_add"
+        return "ffn_add" if kinds & {"down", "experts_down", "shared_gated"} else "add"
     if not op.role:
         return op.shape
     return _ROLE_NAMES.get(op.role, op.role)
@@ -117,16 +119,16 @@ def _canonical(flow: Dataflow, found: list[Found], op: Found, *, last: bool) -> 
 def _norm_name(flow: Dataflow, found: list[Found], op: Found, *, last: bool) -> str:
     """By what reads the norm; failing that, by what it reads."""
     readers = {o.role for o in found if o is not op and op in flow.sources(*flow.operands(o))}
-    if readers & {"q", "k", "v"}:
+    if readers & {"q", "k", "v", "qkv", "kv", "q_a", "kv_a", "mixer_in"}:
         return "attn_norm"
     if readers & {"router", "gate", "up", "experts_up", "experts_gate"}:
         return "ffn_norm"
     if "head" in readers or last:
         return "final_norm"
     read = {s.role for s in flow.sources(*flow.operands(op))}
-    if read & {"o", "attention"}:
+    if read & {"o", "attention", "mixer_out"}:
         return "attn_post_norm"
-    return "ffn_post_norm" if read & {"down", "experts_down"} else "norm"
+    return "ffn_post_norm" if read & {"down", "experts_down", "shared_gated"} else "norm"
 
 
 def _past_norms(flow: Dataflow, node: fx.Node) -> list[Found]:

@@ -1,14 +1,9 @@
 """Third pass over a block: from found ops with roles to the fused ops of the intermediate representation."""
 
-from dataclasses import dataclass, field
-
-from torch import fx
-
 from autoshard.ir import (
     BLOCK_INPUT,
     Activation,
     Add,
-    Attention,
     Dim,
     Embedding,
     ExpertsLinear,
@@ -16,30 +11,17 @@ from autoshard.ir import (
     Linear,
     Norm,
     Opaque,
-    Param,
     Router,
 )
 from autoshard.tracing.axes import base_name, shape_of
-from autoshard.tracing.context import GraphContext
-from autoshard.tracing.dataflow import Dataflow, Found
-from autoshard.tracing.masks import attention_window
-from autoshard.tracing.roles import Ffn, Roles
+from autoshard.tracing.build_base import text
+from autoshard.tracing.build_mixers import MixerBuilder
+from autoshard.tracing.dataflow import Found
+from autoshard.tracing.roles import Ffn
 
 
-def _text(*names: str) -> str:
-    """A product of named dims as einops writes it."""
-    return names[0] if len(names) == 1 else f"({' '.join(names)})"
-
-
-@dataclass(kw_only=True)
-class OpBuilder:
+class OpBuilder(MixerBuilder):
     """Builds the ops of one block. ``names`` must be filled before anything is built."""
-
-    flow: Dataflow
-    roles: Roles
-    context: GraphContext
-    names: dict[Found, str] = field(default_factory=dict)
-    _owned: dict[Found, tuple[Param, ...]] = field(default_factory=dict)
 
     def drop_illegible(self, found: list[Found]) -> None:
         """Take the role from contractions whose weight the intermediate representation cannot describe."""
@@ -48,7 +30,7 @@ class OpBuilder:
                 continue
             position = self._contracted_position(op)
             rank = len(self._weight_axes(op))
-            if position is None or (rank == 2 and position != 1):
+            if position is None or (rank == 2 and position != 1 and not op.experts):
                 op.role, op.reason = "", "the weight is not stored as (out, in)"
         for ffn in list(self.roles.ffns):
             members = (*ffn.ups, ffn.down)
@@ -63,12 +45,20 @@ class OpBuilder:
         match op.role:
             case "embedding":
                 return self._embedding(op)
-            case "norm" | "q_norm" | "k_norm":
+            case role if role.endswith("norm"):
                 return self._norm(op)
             case "add":
                 return self._add(op)
             case "attention":
                 return self._attention(op)
+            case "latent_attention":
+                return self._latent_attention(op)
+            case "indexer":
+                return self._indexer(op)
+            case "mixer":
+                return self._mixer(op)
+            case "combine" | "attn_gate" | "shared_gated":
+                return self._combine(op)
             case "router":
                 return self._router(op)
             case "experts_gate" | "experts_up" | "experts_down":
@@ -82,7 +72,7 @@ class OpBuilder:
         """The op between the up projections and ``down``."""
         width = self._in_dim(ffn.down)
         wide = sum(self._out_size(up) for up in ffn.ups) // width.size
-        entering = _text(str(wide), width.name) if wide > 1 else width.name
+        entering = text(str(wide), width.name) if wide > 1 else width.name
         rows = "(t k)" if ffn.routed else "t"
         return Activation(
             name=ffn.activation_name,
@@ -94,88 +84,6 @@ class OpBuilder:
             top_k=self.roles.top_k[ffn.router] if ffn.router is not None else 1,
             routed=ffn.routed,
         )
-
-    def _packing(self, ffn: Ffn, up: Found) -> tuple[int, bool]:
-        """(parts, alternating) of an up projection that holds several projections; (0, False) if unclear.
-
-        The axis analysis has split the weight's rows as the activation does: (parts, width) for halves side by side,
-        (width, parts) for alternating ones.
-        """
-        rows = self.context.analysis.leaves(self._out_axis(up))
-        inner = self.context.analysis.leaves(self._in_axis(ffn.down))
-        parts = self._out_size(up) // self.context.analysis.factors.size(inner)
-        if rows == inner:
-            return 1, False
-        if rows[-len(inner) :] == inner:
-            return parts, False
-        if rows[: len(inner)] == inner:
-            return parts, True
-        return 0, False
-
-    def _inputs(self, op: Found) -> tuple[str, ...]:
-        """Names of the ops this one reads; a router whose choice another input already carries is left out."""
-        ffn = self.roles.ffn_into(op)
-        if ffn is not None:
-            return (ffn.activation_name,)
-        sources = [s for s in self.flow.sources(*self.flow.operands(op)) if s is not op]
-        routed = {self.roles.router_of[s] for s in sources if s in self.roles.router_of}
-        return tuple(self.names[s] for s in sources if s not in routed)
-
-    def _params(self, op: Found) -> tuple[Param, ...]:
-        if op not in self._owned:
-            owner = op.fqn or self.context.owners.get(op.node.name, "")
-            given = ((op.weight, "weight"), (op.bias, "bias"), *((p, "weight") for p in op.parameters))
-            self._owned[op] = tuple(self.context.ledger.claim(p, owner, role) for p, role in given if p is not None)
-        return self._owned[op]
-
-    def _fqn(self, op: Found) -> str:
-        """The module that owns the weight; without one, the module that ran the op."""
-        if op.fqn:
-            return op.fqn
-        params = self._params(op)
-        return params[0].fqn.rpartition(".")[0] if params else self.context.owners.get(op.node.name, "")
-
-    # -- dims --------------------------------------------------------------------------------------------------------
-
-    def _weight_axes(self, op: Found) -> list[tuple[int, ...]]:
-        assert op.weight is not None
-        return self.context.analysis.of(op.weight)
-
-    def _contracted_position(self, op: Found) -> int | None:
-        """Which of the weight's last two dims is summed over."""
-        summed = set(self.context.analysis.leaves(self.context.analysis.contracted.get(op.node, ())))
-        axes = self._weight_axes(op)
-        for i in range(len(axes) - 1, len(axes) - 3, -1):
-            leaves = self.context.analysis.leaves(axes[i])
-            if leaves and set(leaves) <= summed:
-                return i
-        return None
-
-    def is_transposed(self, op: Found) -> bool:
-        """Whether the weight is (in, out) rather than (out, in)."""
-        return self._contracted_position(op) != len(self._weight_axes(op)) - 1
-
-    def _in_axis(self, op: Found) -> tuple[int, ...]:
-        return self._weight_axes(op)[-2 if self.is_transposed(op) else -1]
-
-    def _out_axis(self, op: Found) -> tuple[int, ...]:
-        return self._weight_axes(op)[-1 if self.is_transposed(op) else -2]
-
-    def _out_size(self, op: Found) -> int:
-        return self.context.analysis.factors.size(self.context.analysis.leaves(self._out_axis(op)))
-
-    def _in_dim(self, op: Found) -> Dim:
-        size = self.context.analysis.factors.size(self.context.analysis.leaves(self._in_axis(op)))
-        name = {"o": "heads*head_dim", "down": "intermediate", "experts_down": "intermediate"}.get(op.role, "hidden")
-        return Dim(name=name, size=size)
-
-    def _out_dim(self, op: Found, packed: int = 1) -> Dim:
-        names = {"q": "heads*head_dim", "k": "kv_heads*head_dim", "v": "kv_heads*head_dim", "head": "vocab"}
-        inner = ("gate", "up", "experts_gate", "experts_up")
-        name = "intermediate" if op.role in inner else names.get(op.role, "hidden")
-        return Dim(name=name if packed == 1 else f"{packed}*{name}", size=self._out_size(op))
-
-    # -- ops ---------------------------------------------------------------------------------------------------------
 
     def _embedding(self, op: Found) -> Embedding:
         assert op.weight is not None
@@ -192,24 +100,26 @@ class OpBuilder:
 
     def _norm(self, op: Found) -> Norm:
         assert op.weight is not None
-        group = shape_of(op.weight)[0]
+        group = shape_of(op.weight)[-1]
         width, follows = Dim(name="hidden", size=group), None
-        if op.role in ("q_norm", "k_norm"):
-            (projection,) = self.flow.sources(*self.flow.operands(op))
-            width = self._out_dim(projection)
-            follows = next(self.names[a] for a, qkv in self.roles.attention_inputs.items() if projection in qkv)
-        elif group != self.context.hidden:
-            width = Dim(name="features", size=group)
+        core = next((a for a, c in self.roles.cores.items() if op in c.norms), None)
+        if core is not None:
+            read = self.flow.sources(*self.flow.operands(op))
+            projection = next(s for s in read if s in self.roles.cores[core].inputs)
+            width, follows = Dim(name=self._out_dim(projection).name, size=self._features(op.node)), self.names[core]
+        elif group != self.context.hidden or op.role != "norm":
+            name = {"q_a_norm": "q_rank", "kv_a_norm": "kv_rank"}.get(op.role, "features")
+            width = Dim(name=name, size=self._features(op.node))
         means = sum(base_name(n) == "mean" for n in self.flow.between(*self.flow.operands(op)))
         statistics = 2 if base_name(op.node) == "layer_norm" or means > 1 else 1
-        text = _text(*width.name.split("*"))
-        scale = text if group == width.size else "head_dim"
+        names = text(*width.name.split("*"))
+        scale = names if group == width.size else "head_dim"
         return Norm(
             name=self.names[op],
             fqn=self._fqn(op),
             inputs=self._inputs(op),
             params=self._params(op),
-            signature=f"t {text}, {scale} -> t {text}",
+            signature=f"t {names}, {scale} -> t {names}",
             follows=follows,
             width=width,
             group=group,
@@ -231,25 +141,6 @@ class OpBuilder:
             width=Dim(name="hidden", size=shape_of(op.node)[-1]),
         )
 
-    def _attention(self, op: Found) -> Attention:
-        query, key, value = (n for n in op.node.args[:3] if isinstance(n, fx.Node))
-        factors, leaves = self.context.analysis.factors, self.context.analysis.leaves
-        projection = self.roles.attention_inputs[op][1]
-        rows = set(leaves(self._out_axis(projection)))
-        kv_heads = tuple(f for f in leaves(self.context.analysis.of(key)[1]) if f in rows)
-        num_heads, head_dim = shape_of(query)[1], shape_of(query)[3]
-        return Attention(
-            name=self.names[op],
-            fqn=self._fqn(op),
-            inputs=tuple(self.names[s] for t in (query, key, value) for s in self.flow.sources(t)),
-            signature="t (heads head_dim), t (kv_heads head_dim), t (kv_heads head_dim) -> t (heads head_dim)",
-            heads=Dim(name="heads", size=num_heads),
-            kv_heads=Dim(name="kv_heads", size=factors.size(kv_heads)),
-            qk_dim=head_dim,
-            v_dim=shape_of(value)[3],
-            window=attention_window(op.node),
-        )
-
     def _router(self, op: Found) -> Router:
         assert op.weight is not None
         experts, hidden = shape_of(op.weight)
@@ -268,7 +159,7 @@ class OpBuilder:
         ffn = next((f for f in self.roles.ffns if op in f.ups), None)
         packed = self._packing(ffn, op)[0] if ffn is not None else 1
         in_dim, out_dim = self._in_dim(op), self._out_dim(op, packed)
-        rows, columns = _text(*out_dim.name.split("*")), _text(*in_dim.name.split("*"))
+        rows, columns = text(*out_dim.name.split("*")), text(*in_dim.name.split("*"))
         return Linear(
             name=self.names[op],
             fqn=self._fqn(op),
@@ -288,7 +179,7 @@ class OpBuilder:
         packed, interleaved = self._packing(ffn, op) if up else (1, False)
         in_dim, out_dim = self._in_dim(op), self._out_dim(op, packed)
         transposed = self.is_transposed(op)
-        rows, columns = _text(*out_dim.name.split("*")), in_dim.name
+        rows, columns = text(*out_dim.name.split("*")), in_dim.name
         weight = f"{columns} {rows}" if transposed else f"{rows} {columns}"
         inputs = self._inputs(op)
         router = self.names[ffn.router]
@@ -299,7 +190,7 @@ class OpBuilder:
             params=self._params(op),
             signature=f"(t k) {columns}, experts {weight} -> (t k) {rows}",
             stage="up" if up else "down",
-            experts=Dim(name="experts", size=shape_of(op.weight)[0]),
+            experts=Dim(name="experts", size=op.experts or shape_of(op.weight)[0]),
             in_dim=in_dim,
             out_dim=out_dim,
             top_k=self.roles.top_k[ffn.router],
@@ -317,17 +208,6 @@ class OpBuilder:
             width=Dim(name="features", size=shape_of(op.node)[-1] if "val" in op.node.meta else 1),
             flops_per_token=sum(self._flops(n) for n in op.nodes) / self.context.tokens,
             reason=op.reason,
-        )
-
-    def _flops(self, node: fx.Node) -> float:
-        """Two per multiply-add of a contraction; element-wise work is neglected."""
-        summed = self.context.analysis.contracted.get(node)
-        if summed is None:
-            return 0.0
-        return (
-            2.0
-            * int(node.meta["val"].numel())
-            * self.context.analysis.factors.size(self.context.analysis.leaves(summed))
         )
 
 

@@ -39,8 +39,8 @@ _COUNTS = [
     "sliding_window",
 ]
 _MAY_BE_ZERO = ("num_key_value_heads",)
-MOST_LAYERS = 10_000
-"""Every layer is a module to build, even on meta; a config with more than this is a mistake."""
+_MOST_LAYERS = 2000
+"""More layers than any model has: building module by module would not end."""
 
 
 def check_config(config: Mapping[str, Any], class_name: str) -> None:
@@ -53,12 +53,17 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
     fields, aliases = _config_fields(class_name)
     for names in _REQUIRED:
         known = [n for n in names if n in fields or aliases.get(n) in fields]
+        if all(getattr(fields[n if n in fields else aliases[n]], "default", 0) is None for n in known):
+            continue  # the model does without it
         given = {k for k, v in config.items() if v is not None}
         given |= {k for k, v in aliases.items() if v in given}
         if known and not given & set(names):
             raise InvalidInputError(f"{class_name} config has no {known[0]}: it must be given, there is no default")
     for name in (*_COUNTS, *EXPERT_COUNTS, *TOP_K):
         _check_count(name, config.get(name), optional=name not in {r[0] for r in _REQUIRED[:4]})
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise InvalidInputError(f"num_hidden_layers must be at most {_MOST_LAYERS}, got {layers}")
     _check_heads(config)
     experts = next((config[n] for n in EXPERT_COUNTS if config.get(n) is not None), None)
     top_k = next((config[n] for n in TOP_K if config.get(n) is not None), None)
@@ -70,7 +75,10 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The transformers causal-LM class a config asks for: by its ``model_type``, else by the class it names.
+    """The transformers class a config asks for: the causal LM it names, else the one of its ``model_type``.
+
+    The text part of some multimodal models has no causal LM of its own; then it is the bare decoder's class
+    (``...TextModel``), to which a head is added.
 
     Raises:
         InvalidInputError: if the config names neither.
@@ -78,6 +86,7 @@ def class_of(config: Mapping[str, Any]) -> str:
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as BASE
 
     names = config.get("architectures") or []
     model_type = config.get("model_type")
@@ -88,9 +97,11 @@ def class_of(config: Mapping[str, Any]) -> str:
     for name in names if isinstance(names, (list, tuple)) else []:
         if isinstance(name, str) and name.endswith("ForCausalLM") and hasattr(transformers, name):
             return name
-    if model_type in CAUSAL_LM:
-        found = CAUSAL_LM[model_type]
-        return str(found if isinstance(found, str) else found[0])
+    for table in (CAUSAL_LM, BASE):
+        found = table.get(model_type)
+        name = found if isinstance(found, str) or found is None else found[0]
+        if name is not None and (table is CAUSAL_LM or name.endswith("TextModel")) and hasattr(transformers, name):
+            return str(name)
     raise UnsupportedModelError(
         f"transformers {transformers.__version__} has no causal language model of type {model_type!r}"
         f"{_nearest(str(model_type), CAUSAL_LM)}"
@@ -119,8 +130,8 @@ def quiet_transformers() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _config_fields(class_name: str) -> tuple[set[str], dict[str, str]]:
-    """Field names of the class's config, and its aliases (common name -> own name)."""
+def _config_fields(class_name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fields of the class's config, and its aliases (common name -> own name)."""
     import transformers
 
     model_class = getattr(transformers, class_name, None)
@@ -128,7 +139,7 @@ def _config_fields(class_name: str) -> tuple[set[str], dict[str, str]]:
     if config_class is None:
         known = [n for n in dir(transformers) if n.endswith("ForCausalLM")]
         raise UnsupportedModelError(f"transformers has no model class {class_name!r}{_nearest(class_name, known)}")
-    fields = set(getattr(config_class, "__dataclass_fields__", ()))
+    fields = dict(getattr(config_class, "__dataclass_fields__", {}))
     return fields, dict(config_class.attribute_map)
 
 
@@ -139,8 +150,6 @@ def _check_count(name: str, value: Any, *, optional: bool) -> None:
         raise InvalidInputError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < 0 or (value == 0 and not optional):
         raise InvalidInputError(f"{name} must be at least 1, got {value}")
-    if name == "num_hidden_layers" and value > MOST_LAYERS:
-        raise InvalidInputError(f"{name} must be at most {MOST_LAYERS:,}, got {value}")
 
 
 def _check_heads(config: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ A block's nodes fall into *found* fused ops (:class:`Found`) and everything in b
 ``sources`` looks backward from a node through that in-between to the ops it comes from.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -29,9 +29,17 @@ LAYOUT = frozenset(
         "clone",
         "_unsafe_view",
         "flatten",
+        "type_as",
+        "expand_as",
+        "view_as",
+        "reshape_as",
     ]
 )
 """Ops that move or cast elements and compute nothing."""
+_LIKE = frozenset(["type_as", "expand_as", "view_as", "reshape_as"])
+"""Those that take a dtype or a shape from their second input."""
+VIEW = LAYOUT | {"slice", "select", "narrow"}
+"""Ops whose result shares, or may share, memory with their input."""
 IDENTITY = LAYOUT | {"dropout"}
 """What a residual may pass on its way and stay the residual."""
 CREATION = frozenset(
@@ -56,7 +64,9 @@ class Found:
 
     ``shape`` is what the node computes (``contraction``, ``norm``, ``attention``, ``embedding``, ``add``, ``opaque``);
     ``role`` is what it is to the model, filled once the surroundings are known. ``weight`` and ``bias`` are parameter
-    placeholders; an opaque op lists its own in ``parameters``. ``reason`` says why an opaque op is one.
+    placeholders; an op that has others lists them in ``parameters``. ``tensors`` are the inputs whose order matters
+    (query, key, value). ``is_slice`` says that the weight is a slice of its parameter, ``experts`` that the op stands
+    for that many experts written one by one. ``reason`` says why an opaque op is one.
     """
 
     shape: str
@@ -65,6 +75,9 @@ class Found:
     bias: fx.Node | None = None
     nodes: list[fx.Node] = field(default_factory=list)
     parameters: list[fx.Node] = field(default_factory=list)
+    tensors: tuple[fx.Node, ...] = ()
+    is_slice: bool = False
+    experts: int = 0
     role: str = ""
     reason: str = ""
     fqn: str = ""
@@ -81,16 +94,31 @@ BLOCK_INPUT_SOURCE = Found(shape="input", node=fx.Graph().placeholder("input"), 
 class Dataflow:
     """Backward questions inside one block.
 
-    ``labels`` maps the nodes that belong to a found op to it. ``data`` holds every node that depends on token
+    ``parameters`` gives the name behind a graph input that is a parameter. ``labels`` maps the nodes that belong to a
+    found op to it. ``data`` holds every node that depends on token
     embeddings: outside the block these are the residual, while masks and rope tables are not.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node], parameters: set[fx.Node], data: set[fx.Node]) -> None:
+    def __init__(self, nodes: Iterable[fx.Node], parameters: Mapping[fx.Node, str], data: set[fx.Node]) -> None:
         self.nodes = list(nodes)
         self.labels: dict[fx.Node, Found] = {}
         self._inside = set(self.nodes)
         self._parameters = parameters
         self._data = data
+        self._written = _writes(self.nodes)
+        self._position = {n: i for i, n in enumerate(self.nodes)}
+
+    def position(self, node: fx.Node) -> int:
+        """Where ``node`` stands in the block; the end, for nodes outside."""
+        return self._position.get(node, len(self.nodes))
+
+    def is_inside(self, node: fx.Node) -> bool:
+        """Whether ``node`` is one of the block's."""
+        return node in self._inside
+
+    def is_data(self, node: fx.Node) -> bool:
+        """Whether ``node`` depends on token embeddings."""
+        return node in self._data
 
     def label(self, found: Found, *nodes: fx.Node) -> None:
         """Say that ``nodes`` are part of ``found``."""
@@ -128,6 +156,14 @@ class Dataflow:
             node = node.args[0]
         return node
 
+    def name_of(self, parameter: fx.Node) -> str:
+        """The name behind a placeholder."""
+        return self._parameters[parameter]
+
+    def same_module(self, one: fx.Node, other: fx.Node) -> bool:
+        """Whether one module owns both parameters."""
+        return self._parameters[one].rpartition(".")[0] == self._parameters[other].rpartition(".")[0]
+
     def is_residual(self, node: fx.Node) -> bool:
         """Whether ``node`` is the block's input, an embedding or a residual sum, as it stands."""
         while True:
@@ -146,24 +182,56 @@ class Dataflow:
         stack = list(reversed(list(starts)))
         while stack:
             node = stack.pop()
-            if node in seen or base_name(node) in CREATION:
+            written = self._written.get(node, [])
+            if node in seen or (base_name(node) in CREATION and not written):
                 continue
             seen.add(node)
             yield node
             if node not in self.labels and node in self._inside:
-                stack.extend(reversed(node.all_input_nodes))
+                stack.extend(reversed([] if base_name(node) in CREATION else data_inputs(node)))
+                stack.extend(reversed(written))
+
+
+def data_inputs(node: fx.Node) -> list[fx.Node]:
+    """Inputs whose elements enter the result, not only their shape or dtype."""
+    return node.all_input_nodes[:1] if base_name(node) in _LIKE else node.all_input_nodes
+
+
+def _writes(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Values copied into (parts of) freshly created tensors, by the tensor."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        target = _written_tensor(node)
+        if target is not None:
+            found.setdefault(target, []).extend(node.all_input_nodes[1:])
+    return found
+
+
+def _written_tensor(node: fx.Node) -> fx.Node | None:
+    """The freshly created tensor that ``node`` writes to, or to a part of."""
+    if base_name(node) not in ("copy_", "index_put_", "index_copy_"):
+        return None
+    target = node.all_input_nodes[0]
+    while base_name(target) in VIEW and target.all_input_nodes:
+        target = target.all_input_nodes[0]
+    return target if base_name(target) in CREATION else None
 
 
 def dependents(roots: Iterable[fx.Node]) -> set[fx.Node]:
     """Every node that data of ``roots`` reaches, ``roots`` included."""
     reached: set[fx.Node] = set()
+    written: set[fx.Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if node in reached or base_name(node) in CREATION:
+        if node in reached or (base_name(node) in CREATION and node not in written):
             continue
         reached.add(node)
         stack.extend(node.users)
+        target = _written_tensor(node)
+        if target is not None:
+            written.add(target)
+            stack.append(target)
     return reached
 
 

@@ -14,11 +14,13 @@ from torch.export.graph_signature import InputKind
 from autoshard.errors import AutoshardError, UnsupportedModelError
 from autoshard.tracing.config_check import one_line, quiet_transformers
 from autoshard.tracing.fold import Stack, folded
+from autoshard.tracing.routing import BalancedRouting
 
 TRACE_BATCH = 2
 """Sequences in a trace. Not one: dimensions of size one vanish."""
 TRACE_LENGTH = 64
 """Tokens per sequence in a trace."""
+TRACE_TOKENS = TRACE_BATCH * TRACE_LENGTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class ExportedModel:
     @property
     def tokens(self) -> int:
         """Tokens in the traced batch."""
-        return TRACE_BATCH * TRACE_LENGTH
+        return TRACE_TOKENS
 
 
 class _Logits(nn.Module):
@@ -51,7 +53,8 @@ class _Logits(nn.Module):
         self.options: dict[str, Any] = {"use_cache": False} if takes_cache else {}
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        out = self.model(input_ids, **self.options)
+        with BalancedRouting():
+            out = self.model(input_ids, **self.options)
         out = getattr(out, "logits", out)
         while isinstance(out, (tuple, list)):
             out = out[0]
@@ -68,7 +71,7 @@ def export_graph(model: nn.Module) -> ExportedModel:
         model = meta_copy(model)
     wrapper = _Logits(model).eval()
     input_ids = torch.zeros(TRACE_BATCH, TRACE_LENGTH, dtype=torch.long, device="meta")
-    with _traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper) as stacks:
+    with traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper) as stacks:
         try:
             program = torch.export.export(wrapper, (input_ids,), strict=False)
         except AutoshardError:
@@ -124,7 +127,7 @@ def _owner(node: fx.Node) -> str:
 
 
 @contextmanager
-def _traceable_kernels(model: nn.Module) -> Iterator[None]:
+def traceable_kernels(model: nn.Module) -> Iterator[None]:
     """Run transformers' experts as grouped GEMMs and attention as SDPA, where the model has them.
 
     The default loop over experts depends on data and cannot be traced; eager attention hides what it computes.

@@ -9,11 +9,13 @@ from torch import fx
 
 from autoshard.tracing.axes import argument, base_name, shape_of
 from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found, is_tensor
+from autoshard.tracing.softmax import spelled_attention, whole_attention
 
 CONTRACTIONS = frozenset(
     ["linear", "einsum", "matmul", "mm", "bmm", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"]
 )
 """Ops that sum products of two tensors."""
+_SLICED = LAYOUT | {"select"}
 _GATHERED = LAYOUT | {"index"}
 
 
@@ -22,12 +24,16 @@ def recognise(flow: Dataflow, token_ids: set[fx.Node]) -> list[Found]:
     found: list[Found] = []
     for node in flow.nodes:
         name = base_name(node)
+        if node in flow.labels:
+            continue
         if name == "embedding":
             op = _embedding(flow, node, token_ids)
         elif name in CONTRACTIONS:
             op = _contraction(flow, node)
         elif name == "scaled_dot_product_attention":
-            op = Found(shape="attention", node=node)
+            op = whole_attention(node)
+        elif name in ("softmax", "_softmax"):
+            op = spelled_attention(flow, node)
         elif name in ("layer_norm", "rms_norm"):
             op = _fused_norm(flow, node)
         elif name == "mul":
@@ -37,7 +43,7 @@ def recognise(flow: Dataflow, token_ids: set[fx.Node]) -> list[Found]:
         else:
             op = None
         if op is not None:
-            flow.label(op, node)
+            flow.label(op, op.node)
             found.append(op)
     return found
 
@@ -58,12 +64,18 @@ def _contraction(flow: Dataflow, node: fx.Node) -> Found | None:
     bias = argument(node, 2, "bias") if base_name(node) == "linear" else None
     operands = [n for n in node.all_input_nodes if n is not bias]
     weights = [p for p in map(flow.parameter, operands) if p is not None and len(shape_of(p)) in (2, 3)]
+    is_slice = False
+    if not weights:
+        sliced = [flow.parameter(n, through=_SLICED) for n in operands if len(shape_of(n)) == 2]
+        weights = [p for p in sliced if p is not None and len(shape_of(p)) in (2, 3)]
+        is_slice = True
     if len(weights) != 1:
         return None
     return Found(
         shape="contraction",
         node=node,
         weight=weights[0],
+        is_slice=is_slice,
         bias=flow.parameter(bias) if isinstance(bias, fx.Node) else None,
     )
 
@@ -107,6 +119,8 @@ def _bias(flow: Dataflow, node: fx.Node) -> bool:
         ):
             return False
         if len(shape_of(parameter)) != max(1, len(shape_of(owner.weight)) - 1):
+            return False
+        if not flow.same_module(owner.weight, parameter):
             return False
         owner.bias = parameter
         flow.label(owner, node)

@@ -19,6 +19,25 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk")
 """Names under which configs give the experts per token."""
 _HEAD_DIM = 16
+_INNER = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "mamba_dt_rank": 8,
+    "ssm_state_size": 16,
+}
+"""Sizes inside latent attention, indexers, linear attention and state-space mixers, which today run whole."""
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -57,11 +76,20 @@ def reduced_fields(
         "hidden_size": width if square else width + 8 * unit,
         "intermediate_size": 24 * unit,
         "moe_intermediate_size": 16 * unit,
+        "intermediate_size_mlp": 24 * unit,
         "shared_expert_intermediate_size": 8 * unit,
+        "moe_shared_expert_intermediate_size": 8 * unit,
         "vocab_size": 32 * unit,
         "max_position_embeddings": 256,
     }
-    fields = {k: v for k, v in fields.items() if config.get(k)}
+    fields = {k: v for k, v in {**fields, **_INNER}.items() if config.get(k)}
+    if config.get("qk_rope_head_dim"):  # latent attention: heads have the widths above, and each its own keys
+        fields.pop("head_dim", None)
+        fields["num_key_value_heads"] = heads
+    if config.get("mamba_num_heads") and config.get("n_groups"):
+        fields["n_groups"] = 2
+    if (config.get("n_group") or 1) > 1:
+        fields |= {"n_group": 2, "topk_group": 1}
     fields |= {k: None for k in _TOKEN_IDS if config.get(k) is not None}
     if config.get("sliding_window"):
         fields["sliding_window"] = 8

@@ -55,7 +55,8 @@ def _of_config(config: Mapping[str, Any], name: str) -> ConfigSource:
     """A config as data; of a multimodal model, its text part."""
     text = config.get("text_config")
     if isinstance(text, Mapping) and "hidden_size" not in config:
-        config = text
+        whole = {k: v for k, v in config.items() if k != "text_config"}
+        return ConfigSource(name=name, class_name=class_of(text), config=_as_json(text), whole=_as_json(whole))
     return ConfigSource(name=name, class_name=class_of(config), config=_as_json(config))
 
 

@@ -3,9 +3,7 @@
 =============== =============================================================================
 role            how it is known
 =============== =============================================================================
-q, k, v         the linears that softmax attention's three inputs come from (past norms and rope)
-q_norm, k_norm  norms between those and attention
-o               the linear whose only source is attention
+q, k, v, o ...  around attention: see :mod:`autoshard.tracing.attention_roles`
 router          the linear whose scores a ``topk`` ranks
 experts_up      a contraction with a three-dimensional weight, from tokens (not from other experts)
 experts_down    one that comes from ``experts_up`` only
@@ -19,8 +17,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from autoshard.tracing.attention_roles import Core, assign_attention, assign_output, is_matrix
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
+from autoshard.tracing.expert_groups import group_experts
+from autoshard.tracing.export import TRACE_TOKENS
+from autoshard.tracing.regions import insert_regions, mixes
 
 _NONLINEAR = frozenset(
     [
@@ -64,10 +66,11 @@ class Ffn:
 class Roles:
     """Relations that building the ops needs, beyond each op's own ``role``."""
 
-    attention_inputs: dict[Found, tuple[Found, Found, Found]] = field(default_factory=dict)
+    cores: dict[Found, Core] = field(default_factory=dict)
     ffns: list[Ffn] = field(default_factory=list)
     top_k: dict[Found, int] = field(default_factory=dict)
     router_of: dict[Found, Found] = field(default_factory=dict)
+    by_maximum: set[Found] = field(default_factory=set)
 
     def ffn_into(self, down: Found) -> Ffn | None:
         """The feed-forward network that ends in ``down``."""
@@ -81,61 +84,63 @@ def assign_roles(flow: Dataflow, found: list[Found], output: set[fx.Node]) -> Ro
         if op.shape in ("embedding", "add", "norm"):
             op.role = op.shape
     for op in found:
-        if op.shape == "attention":
-            _attention(flow, op, roles)
+        core = assign_attention(flow, op) if op.shape == "attention" else None
+        if core is not None:
+            roles.cores[op] = core
+            assign_output(flow, core, found)
+    found += dict.fromkeys(c.indexer for c in roles.cores.values() if c.indexer is not None)
     _routers(flow, found, roles)
+    group_experts(flow, found)
     _experts(flow, found, roles)
     for op in found:
-        if _is_matrix(op) and not op.role and flow.sources(*flow.operands(op)) and _is_output(flow, op, output):
+        if is_matrix(op) and not op.role and flow.sources(*flow.operands(op)) and _is_output(flow, op, output):
             op.role = "head"
     _dense_ffns(flow, found, roles)
+    for op in found:
+        if op.shape == "attention" and not op.role:
+            op.role = "attention"
+            roles.cores[op] = Core(op=op, unclear=True)
+    found += insert_regions(flow, found, roles.cores)
     return roles
 
 
-def _is_matrix(op: Found) -> bool:
-    return op.shape == "contraction" and op.weight is not None and len(shape_of(op.weight)) == 2
-
-
 def _is_bank(op: Found) -> bool:
-    return op.shape == "contraction" and op.weight is not None and len(shape_of(op.weight)) == 3
-
-
-def _attention(flow: Dataflow, op: Found, roles: Roles) -> None:
-    """q, k, v, their norms, and o. Attention stays without a role unless all three inputs are linears of their own."""
-    projections: list[Found] = []
-    norms: list[Found | None] = []
-    for tensor in op.node.args[:3]:
-        assert isinstance(tensor, fx.Node)
-        sources, norm = flow.sources(tensor), None
-        if len(sources) == 1 and sources[0].role == "norm":
-            norm = sources[0]
-            sources = flow.sources(*flow.operands(norm))
-        if len(sources) != 1 or not _is_matrix(sources[0]) or sources[0].role:
-            return
-        projections.append(sources[0])
-        norms.append(norm)
-    if len(set(projections)) != 3 or norms[2] is not None:
-        return
-    op.role = "attention"
-    for name, projection, norm in zip("qkv", projections, norms, strict=True):
-        projection.role = name
-        if norm is not None:
-            norm.role = f"{name}_norm"
-    roles.attention_inputs[op] = (projections[0], projections[1], projections[2])
-    for other in flow.labels.values():
-        if _is_matrix(other) and not other.role and flow.sources(*flow.operands(other)) == (op,):
-            other.role = "o"
+    return op.experts > 0 or op.shape == "contraction" and op.weight is not None and len(shape_of(op.weight)) == 3
 
 
 def _routers(flow: Dataflow, found: list[Found], roles: Roles) -> None:
-    """A matrix whose product a ``topk`` ranks; of several ``topk`` (groups first, experts then) the last counts."""
+    """A matrix whose product a ``topk`` ranks; of several ``topk`` (groups first, experts then) the last counts.
+
+    Some models pick one expert after the other by an argument of the maximum; then as many are chosen as there are.
+    """
     for node in flow.nodes:
         if base_name(node) != "topk":
             continue
-        ranked = [s for s in flow.sources(node) if s in found and _is_matrix(s) and s.role in ("", "router")]
+        ranked = [s for s in flow.sources(node) if s in found and is_matrix(s) and s.role in ("", "router")]
         if len(ranked) == 1:
             ranked[0].role = "router"
             roles.top_k[ranked[0]] = int(node.args[1])  # type: ignore[arg-type]
+            _own_correction(flow, found, ranked[0], node)
+    for node in flow.nodes:
+        picks = base_name(node) == "argmax" or (base_name(node) == "max" and any(_is_index(u) for u in node.users))
+        ranked = [s for s in flow.sources(node) if s in found and is_matrix(s)] if picks else []
+        if len(ranked) == 1 and (not ranked[0].role or (ranked[0].role == "router" and ranked[0] in roles.by_maximum)):
+            ranked[0].role = "router"
+            roles.by_maximum.add(ranked[0])
+            roles.top_k[ranked[0]] = roles.top_k.get(ranked[0], 0) + 1
+
+
+def _own_correction(flow: Dataflow, found: list[Found], router: Found, ranking: fx.Node) -> None:
+    """Give the router the parameters that correct its scores before they are ranked."""
+    owned = {p for op in found for p in op.owned()}
+    for node in flow.between(ranking):
+        for parameter in map(flow.parameter, node.all_input_nodes):
+            if parameter is not None and parameter not in owned and parameter not in router.parameters:
+                router.parameters.append(parameter)
+
+
+def _is_index(node: fx.Node) -> bool:
+    return base_name(node) == "getitem" and bool(node.args[1] == 1) and len(node.users) > 0
 
 
 def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
@@ -149,7 +154,7 @@ def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
             continue
         reached = [r for r in flow.sources(*flow.operands(ups[0])) if r in routers]
         alike = [r for r in routers if _rows(r) == _rows(down)]
-        router = next(iter((*reached, *alike)), None)
+        router = next(iter((*reached, *alike)), None) or _unranked(flow, found, roles, ups[0])
         if router is None or any(_rows(op) != _rows(router) for op in (*ups, down)):
             continue
         down.role = "experts_down"
@@ -161,15 +166,29 @@ def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
             roles.router_of[op] = router
 
 
+def _unranked(flow: Dataflow, found: list[Found], roles: Roles, up: Found) -> Found | None:
+    """The router of experts that a table chooses: the one matrix with a row per expert, which only weighs them."""
+    rows = shape_of(up.node)[0]
+    tokens = flow.sources(*flow.operands(up))
+    alike = [op for op in found if is_matrix(op) and not op.role and _rows(op) == _rows(up)]
+    alike = [op for op in alike if flow.sources(*flow.operands(op)) == tokens]
+    if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % TRACE_TOKENS:
+        return None
+    alike[0].role = "router"
+    roles.top_k[alike[0]] = rows // TRACE_TOKENS
+    return alike[0]
+
+
 def _dense_ffns(flow: Dataflow, found: list[Found], roles: Roles) -> None:
     """One or two matrices that reach a third through a non-linearity and nothing else."""
     for down in found:
-        if not _is_matrix(down) or down.role:
+        if not is_matrix(down) or down.role:
             continue
         ups = flow.sources(*flow.operands(down))
-        plain = all(u in found and _is_matrix(u) and not u.role for u in ups)
-        passed = {base_name(n) for n in flow.between(*flow.operands(down))}
-        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR:
+        plain = all(u in found and is_matrix(u) and not u.role for u in ups)
+        between = flow.between(*flow.operands(down))
+        passed = {base_name(n) for n in between}
+        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(between):
             continue
         ups = _gate_first(flow, ups, down)
         down.role = "down"
@@ -189,7 +208,7 @@ def _gate_first(flow: Dataflow, ups: tuple[Found, ...], down: Found) -> tuple[Fo
 
 def _rows(op: Found) -> int:
     assert op.weight is not None
-    return shape_of(op.weight)[0]
+    return op.experts or shape_of(op.weight)[0]
 
 
 def _is_output(flow: Dataflow, op: Found, output: set[fx.Node]) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 
 from autoshard.errors import InvalidInputError, UnsupportedModelError
 from autoshard.tracing.config_check import check_config, one_line, quiet_transformers
+from autoshard.tracing.decoder import TextDecoder
 from autoshard.tracing.export import meta_copy
 from autoshard.tracing.reduce import depth_with_all_kinds, reduced_fields
 from autoshard.tracing.weights import fill_random
@@ -97,6 +98,9 @@ class ModelSource:
 class ConfigSource(ModelSource):
     """A transformers model: the class's name and its config as plain data, validated on construction.
 
+    ``whole`` is the config of the multimodal model that ``config`` is the text part of. A class that is a bare decoder
+    (``...TextModel``) gets a head.
+
     Raises:
         InvalidInputError: for a config that does not describe a model, naming the rule, the value and what would do.
         UnsupportedModelError: for an architecture transformers does not have.
@@ -104,6 +108,7 @@ class ConfigSource(ModelSource):
 
     class_name: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    whole: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_config(self.config, self.class_name)
@@ -130,11 +135,12 @@ class ConfigSource(ModelSource):
         depth = depth_with_all_kinds(self.build())
         effective = {**self.hf_config().to_dict(), **self.config}
         fields = reduced_fields(effective, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
-        return replace(self, name=f"{self.name}-reduced", config={**self.config, **fields})
+        return replace(self, name=f"{self.name}-reduced", config={**self.config, **fields}, whole=None)
 
     def to_dict(self) -> dict[str, Any]:
         """See :meth:`ModelSource.to_dict`."""
-        return {"kind": "config", "name": self.name, "class_name": self.class_name, "config": dict(self.config)}
+        out = {"kind": "config", "name": self.name, "class_name": self.class_name, "config": dict(self.config)}
+        return out if self.whole is None else {**out, "whole": dict(self.whole)}
 
     def _make(self, dtype: str, experts: str | None) -> nn.Module:
         import transformers
@@ -143,6 +149,8 @@ class ConfigSource(ModelSource):
         options = {} if experts in (None, "grouped_mm") else {"experts_implementation": experts}
         try:
             model: nn.Module = getattr(transformers, self.class_name)._from_config(config, dtype=dtype, **options)
+            if self.class_name.endswith("TextModel"):
+                model = TextDecoder(model, tied=bool({**self.config, **(self.whole or {})}.get("tie_word_embeddings")))
         except Exception as error:
             raise InvalidInputError(
                 f"{self.name}: {self.class_name} cannot be built from this config: {one_line(error)}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import fx, nn
 
 from autoshard.ir import Block, ExpertsLinear, OpGraph
 from autoshard.tracing import axis_rules  # noqa: F401  (fills the rule table)
@@ -13,6 +13,7 @@ from autoshard.tracing.dataflow import dependents, is_tensor
 from autoshard.tracing.export import ExportedModel, export_graph
 from autoshard.tracing.parameters import ParameterLedger
 from autoshard.tracing.source import ModelSource
+from autoshard.tracing.state import StateProbe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,8 @@ class _Tracer:
             output=set(graph.output_node().all_input_nodes),
             hidden=shape_of(embeddings[0])[-1] if embeddings else 0,
             tokens=exported.tokens,
+            model=model,
+            state_of=StateProbe(model, exported.stacks).of,
         )
 
     def run(self, name: str) -> TracedModel:
@@ -82,11 +85,12 @@ class _Tracer:
         inside |= {n for n in self.calls if base_name(n) == "repeated_layer"}
         after = dependents(inside) - inside
         outside = [n for n in self.calls if n not in inside]
+        after |= _only_used_by(after, outside)
         before = [n for n in outside if n not in after]
 
         names = self.context.ledger.names
         in_layers = [f for f in names if any(_is_in(f, layer) for kind in kinds for layer in kind)]
-        used_before = {self.context.ledger.placeholders.get(i) for n in before for i in n.all_input_nodes}
+        used_before = {self.context.ledger.placeholders.get(i) for n in before for i in n.all_input_nodes if n.users}
         free = [f for f in names if f not in set(in_layers)]
         prologue = build_block(self.context, before, [f for f in free if f in used_before], last=False)
         layers = [
@@ -121,6 +125,15 @@ class _Tracer:
 
 def _is_in(fqn: str, module: str) -> bool:
     return fqn == module or fqn.startswith(module + ".")
+
+
+def _only_used_by(late: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
+    """Those of ``nodes`` that nothing but ``late`` nodes use: the preparation of a weight that is used late."""
+    found: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node.users and node not in late and all(u in late or u in found for u in node.users):
+            found.add(node)
+    return found
 
 
 def _block_names(layers: list[BuiltBlock]) -> list[str]:

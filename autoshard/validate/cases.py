@@ -8,7 +8,7 @@ from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy, degree_reasons, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, option_illegal
 from autoshard.sharding.patterns import PATTERNS, pattern_strategy
-from autoshard.sharding.space import free_ops, options
+from autoshard.sharding.space import free_ops, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.validate.job import Case
 
@@ -95,7 +95,7 @@ def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
         for pattern in PATTERNS:
             if pattern == "replicated":
                 continue
-            for residual in (None, 0) if degrees.tp > 1 else (None,):
+            for residual in (None, 0) if degrees.tp > 1 and sharded_residual_reason(graph) is None else (None,):
                 strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
                 name = f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual")
                 yield Case(name=name, strategy=strategy)

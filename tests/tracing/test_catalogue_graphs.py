@@ -4,6 +4,12 @@ from autoshard_models import CATALOGUE
 from autoshard.ir import Attention, ExpertsLinear, Linear, Norm, Router
 from autoshard.tracing import resolve
 
+CORE = [
+    n
+    for n in sorted(CATALOGUE)
+    if n.startswith(("mixtral", "qwen3-30b", "qwen3-235b", "qwen3-coder", "olmoe", "llama-3", "gpt-moe"))
+]
+WIDE = [n for n in sorted(CATALOGUE) if n not in CORE]
 MOE_FFN = ["ffn_norm", "router", "experts_up", "experts_act", "experts_down", "ffn_add"]
 ATTENTION = ["attn_norm", "q", "k", "v", "attention", "o", "attn_add"]
 NORMED_ATTENTION = ["attn_norm", "q", "k", "v", "q_norm", "k_norm", "attention", "o", "attn_add"]
@@ -40,7 +46,7 @@ def _op(graph, name):
     return graph.blocks[0].op(name)
 
 
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", [*CORE, *(pytest.param(n, marks=pytest.mark.wide) for n in WIDE)])
 def test_parameters_equal_the_published_count_and_the_modules(name, traced):
     entry, graph = CATALOGUE[name], traced(name)
     model = resolve(entry).build()
@@ -127,7 +133,13 @@ def test_flops_and_cache_by_hand(traced):
     assert traced("llama-3.1-70b").kv_bytes_per_token() == 327_680
 
 
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.wide
+@pytest.mark.parametrize("name", WIDE)
+def test_nothing_of_a_published_model_is_opaque(name, traced):
+    assert not [op.fqn for _, op in traced(name).all_ops() if op.kind == "opaque"]
+
+
+@pytest.mark.parametrize("name", CORE)
 def test_matrix_flops_are_twice_the_active_parameters(name, traced):
     graph = traced(name)
     used = flops = 0

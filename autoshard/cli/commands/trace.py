@@ -16,11 +16,13 @@ def trace(model: o.Model, kv_dtype: o.KvDtype = "bf16", json: o.Json = False) ->
         tell("importing torch")
         from autoshard.api.describe import describe_graph
         from autoshard.api.models import graph_of, source_of
+        from autoshard.tracing.facts import config_facts
 
         use_working_directory(model)
         source = source_of(model)
         tell(f"tracing {source.name}")
-        data = describe_graph(graph_of(model, source), kv_dtype=cached)
+        graph = graph_of(model, source)
+        data = describe_graph(graph, kv_dtype=cached) | config_facts(source, graph)
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)

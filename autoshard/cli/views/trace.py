@@ -16,12 +16,23 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     table = grid()
     table.add_row("model", f"{data['model']}  ({data['class']}, {data['dtype']})")
     table.add_row("parameters", f"{data['parameters']:,}  ({data['active_parameters']:,} active)")
+    for notice in data.get("notices", ()):
+        table.add_row("notice", notice)
+    if data.get("other_parameters"):
+        table.add_row("other parts", f"{data['other_parameters']:,} parameters, not planned")
+    if data.get("mtp"):
+        extra = data["mtp"]
+        table.add_row("MTP", f"{extra['layers']} layers, about {extra['parameters']:,} parameters more; not planned")
+    if data.get("quantization"):
+        table.add_row("quantised", ", ".join(f"{k} {v}" for k, v in data["quantization"].items()))
     per_key = data["attention_flops_per_token_per_key"]
     table.add_row(
         "per token",
         f"{numbers.flops(data['flops_per_token'])}, and {numbers.flops(per_key)} for every token attended to",
     )
     table.add_row("KV cache", f"{numbers.num_bytes(data['kv_bytes_per_token'])} per token")
+    if data["state_bytes_per_sequence"]:
+        table.add_row("state", f"{numbers.num_bytes(data['state_bytes_per_sequence'])} per sequence")
     opaque = ", ".join(f"{o['fqn']} ({o['reason']})" for o in data["opaque"])
     share = numbers.share(data["opaque_flops_share"])
     table.add_row("opaque", f"{opaque}: {share} of the FLOPs, run replicated" if opaque else "none")

@@ -2,6 +2,9 @@
 
 The yield is over etp only. What the down matrix yields is besides always a partial sum over ep, because a rank only
 adds its own experts' share; `autoshard.sharding.moe` brings both together.
+
+Experts that are not stacked in one tensor (modules of their own, rows of a flat matrix), or that a loop takes one by
+one, run whole: such code looks for every expert on every rank.
 """
 
 from autoshard.ir import ExpertsLinear
@@ -9,9 +12,16 @@ from autoshard.sharding.layout import P, R, S, TensorAxes
 from autoshard.sharding.option import Option, ParamSharding
 
 
+def is_stacked(op: ExpertsLinear) -> bool:
+    """Whether all experts' matrices are one tensor with the expert dim first, used as one."""
+    return all(p.role != "slice" and len(p.shape) == (3 if p.role == "weight" else 2) for p in op.params)
+
+
 def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
     """Choices of one experts matrix over ``axes`` (etp)."""
     axis = axes.shard
+    if not is_stacked(op):
+        return (Option(choice=None, needs=(R,) * len(op.inputs), yields=R, params=tuple(() for _ in op.params)),)
     expert = ParamSharding(axis="ep", dim=0)
     out_dim, in_dim = (2, 1) if op.transposed else (1, 2)
 

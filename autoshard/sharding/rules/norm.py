@@ -2,6 +2,7 @@
 
 A row that lies on several ranks needs the mean (and the mean of squares for LayerNorm) over them: one small
 all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms have whole rows on a rank.
+Norms inside a mixer or of a low-rank latent run replicated: their input is needed whole anyway.
 """
 
 from autoshard.ir import Norm
@@ -11,6 +12,9 @@ from autoshard.sharding.option import Option, ParamSharding
 
 def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
     """Choices of a norm over a tensor on ``axes``."""
+    whole = Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params))
+    if op.follows is None and op.width.name != "hidden":
+        return (whole,)
     axis = axes.shard
     whole_row = op.group == op.width.size
     statistics = Step(kind="all_reduce", axis=axis, rows="local", width=0, statistics=op.num_statistics)
@@ -24,5 +28,5 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
             divides=((op.width.size // (1 if whole_row else op.group), axis, op.width.name),),
             split_out=axis,
         ),
-        Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params)),
+        whole,
     )

@@ -10,7 +10,7 @@ def options(op: Router, axes: TensorAxes) -> tuple[Option, ...]:
     axis = axes.shard
     gather = Step(kind="all_gather", axis=axis, rows="local", width=op.experts.size)
     reduce = Step(kind="all_reduce", axis=axis, rows="local", width=op.experts.size)
-    rows = tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params)
+    rows = tuple(() if p.role == "correction" else (ParamSharding(axis=axis, dim=0),) for p in op.params)
     columns = tuple((ParamSharding(axis=axis, dim=1),) if p.role == "weight" else () for p in op.params)
     return (
         Option(

@@ -1,0 +1,133 @@
+"""Mixtures of experts as people write them in plain PyTorch: the experts differ, the rest is the same."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HIDDEN, INNER, EXPERTS, TOP_K, VOCAB = 32, 48, 8, 2, 64
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.w3 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.w2 = nn.Linear(INNER, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class _Routed(nn.Module):
+    """A router over experts; ``run`` is how they are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, EXPERTS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, HIDDEN)
+        weights, chosen = self.gate(flat).softmax(-1).topk(TOP_K, dim=-1)
+        return self.run(flat, weights / weights.sum(-1, keepdim=True), chosen).reshape(x.shape)
+
+
+class WhereLoop(_Routed):
+    """``where`` and ``index_add_`` over a ``ModuleList``, skipping experts without tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for i, expert in enumerate(self.experts):
+            slot, token = torch.where(mask[i] > 0)
+            if token.numel() == 0:
+                continue
+            out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+class MaskLoop(WhereLoop):
+    """Boolean masks, ``if mask.any()``, assignment through the mask."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mine = chosen == i
+            rows = mine.any(-1)
+            if rows.any():
+                share = (weights * mine).sum(-1, keepdim=True)
+                out[rows] += expert(x[rows]) * share[rows]
+        return out
+
+
+class DenseLoop(WhereLoop):
+    """Every expert on every token, weighted."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        scores = torch.zeros(x.shape[0], EXPERTS, dtype=x.dtype, device=x.device).scatter(1, chosen, weights)
+        return sum(expert(x) * scores[:, i : i + 1] for i, expert in enumerate(self.experts))
+
+
+class Fused(_Routed):
+    """Three-dimensional weights, one expert's slice after the other, over the experts that were hit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(EXPERTS, 2 * INNER, HIDDEN))
+        self.down = nn.Parameter(torch.zeros(EXPERTS, HIDDEN, INNER))
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for hit in (mask.sum((-1, -2)) > 0).nonzero():
+            i = hit[0]
+            slot, token = torch.where(mask[i] > 0)
+            gate, up = F.linear(x[token], self.up[i]).chunk(2, -1)
+            part = F.linear(F.silu(gate) * up, self.down[i])
+            out.index_add_(0, token, part * weights[token, slot, None])
+        return out
+
+
+class Einsum(Fused):
+    """All experts on all tokens by einsum."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        scores = torch.zeros(x.shape[0], EXPERTS, dtype=x.dtype, device=x.device).scatter(1, chosen, weights)
+        gate, up = torch.einsum("th,efh->tef", x, self.up).chunk(2, -1)
+        return torch.einsum("tef,ehf,te->th", F.silu(gate) * up, self.down, scores)
+
+
+class Block(nn.Module):
+    def __init__(self, experts: type[_Routed]) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.proj = nn.Linear(HIDDEN, HIDDEN)
+        self.moe = experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.proj(mixed)
+        return x + self.moe(self.norm2(x))
+
+
+class Plain(nn.Module):
+    """A decoder with a tied head."""
+
+    def __init__(self, experts: type[_Routed], layers: int = 3) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, HIDDEN)
+        self.layers = nn.ModuleList(Block(experts) for _ in range(layers))
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))

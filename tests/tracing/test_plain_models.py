@@ -1,0 +1,64 @@
+"""Users' own modules: every usual way of writing experts gives the same fused ops."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from autoshard.ir import ExpertsLinear
+from autoshard.sharding.rules.experts import is_stacked
+from autoshard.tracing import trace
+from autoshard.tracing.weights import fill_random
+from tests.tracing import plain_models as plain
+
+STYLES = [plain.WhereLoop, plain.MaskLoop, plain.DenseLoop, plain.Fused, plain.Einsum]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_way_of_writing_experts_is_understood(style):
+    model = plain.Plain(style)
+    graph = trace(model, name="m")
+    assert [b.repeat for b in graph.blocks] == [3]
+    assert graph.num_parameters == sum(p.numel() for p in model.parameters())
+    held = {p.fqn for *_, p in graph.parameters() if p.shared_with is None}
+    assert held == {n for n, _ in model.named_parameters()}
+    assert not [op for _, op in graph.all_ops() if op.kind == "opaque"]
+    banks = [op for op in graph.blocks[0].ops if isinstance(op, ExpertsLinear)]
+    assert {(op.experts.size, op.top_k) for op in banks} == {(plain.EXPERTS, plain.TOP_K)}
+    # two experts a token of three matrices 32 x 48, two per multiply-add
+    assert sum(op.flops(1) for op in banks) == 2 * 2 * 3 * 32 * 48
+    assert banks[-1].stage == "down" and {op.in_dim.size for op in banks if op.stage == "up"} == {32}
+    assert {is_stacked(op) for op in banks} == {style is plain.Einsum}
+    head = graph.epilogue.op("head")
+    assert head.params[0].shared_with == "table.weight"
+
+
+def test_flops_of_a_loop_equal_a_counter():
+    model = plain.Plain(plain.WhereLoop).eval()
+    fill_random(model, 0)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.randint(0, plain.VOCAB, (2, 16)))
+    graph = trace(model, name="m")
+    core = sum(b.repeat * op.flops(32, 16) for b, op in graph.all_ops() if op.kind == "attention")
+    # the counter does not see attention on the CPU
+    assert counter.get_total_flops() == pytest.approx(graph.traced_flops(32, 16) - core, rel=0.01)
+
+
+def test_wrapping_in_a_sequential_changes_only_names():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(plain.Plain(plain.Einsum))
+
+        def forward(self, input_ids):
+            return self.inner(input_ids)
+
+    def shape(graph):
+        return [
+            (b.repeat, op.name, op.kind, op.inputs, op.signature, [p.shape for p in op.params])
+            for b, op in graph.all_ops()
+        ]
+
+    wrapped = trace(Wrapped(), name="w")
+    assert shape(wrapped) == shape(trace(plain.Plain(plain.Einsum), name="m"))
+    assert wrapped.blocks[0].instances[0] == "inner.0.layers.0"
