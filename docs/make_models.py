@@ -1,7 +1,7 @@
 """Writes docs/models.md: every model of the catalogue, and any configs given, as the tracer sees them.
 
-``python docs/make_models.py [CONFIG.json ...]`` traces each from its real definition at full size. Times are CPU seconds
-of building and tracing on the machine that ran it.
+``python docs/make_models.py [CONFIG.json ...]`` traces each from its real definition at full size. Times are CPU
+seconds of building and tracing on the machine that ran it.
 """
 
 import sys

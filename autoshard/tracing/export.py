@@ -61,8 +61,10 @@ class _Logits(nn.Module):
         return out  # type: ignore[no-any-return]
 
 
-def export_graph(model: nn.Module) -> ExportedModel:
+def export_graph(model: nn.Module, *, bare: bool = False) -> ExportedModel:
     """Trace ``model`` (on any device; it is left as it is) on meta tensors, repeated layers folded.
+
+    ``bare`` leaves out the graph inputs of repeated layers' parameters.
 
     Raises:
         UnsupportedModelError: if ``torch.export`` cannot trace the model, with the first line of its reason.
@@ -71,7 +73,7 @@ def export_graph(model: nn.Module) -> ExportedModel:
         model = meta_copy(model)
     wrapper = _Logits(model).eval()
     input_ids = torch.zeros(TRACE_BATCH, TRACE_LENGTH, dtype=torch.long, device="meta")
-    with traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper) as stacks:
+    with traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper, bare=bare) as stacks:
         try:
             program = torch.export.export(wrapper, (input_ids,), strict=False)
         except AutoshardError:

@@ -93,25 +93,60 @@ def _layer_counters(attributes: list[_Attributes]) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def folded(model: nn.Module) -> Iterator[tuple[Stack, ...]]:
-    """Within the context, repeats of a layer run as :func:`repeated_layer`; yields the stacks found."""
+def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...]]:
+    """Within the context, repeats of a layer run as :func:`repeated_layer`; yields the stacks found.
+
+    ``bare`` takes the repeats' parameters out of the model meanwhile: a graph then has no input for each of them, and
+    the cost of a trace does not grow with depth.
+    """
     stacks = find_stacks(model)
     patched: list[nn.Module] = []
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         for stack in stacks:
             for kind in stack.kinds:
-                if len(kind) > 1:
-                    _fold_kind([model.get_submodule(name) for name in kind])
-                    patched += [model.get_submodule(name) for name in kind]
+                if len(kind) == 1:
+                    continue
+                first = model.get_submodule(kind[0])
+                returned = _note_result(first)
+                patched.append(first)
+                for name in kind[1:]:
+                    parent, _, child = name.rpartition(".")
+                    owner, layer = model.get_submodule(parent), model.get_submodule(name)
+                    repeat = _Repeat(layer, returned)
+                    if bare:
+                        owner._modules[child] = repeat
+                        replaced.append((owner, child, layer))
+                    else:
+                        layer.forward = repeat.forward
+                        patched.append(layer)
         yield stacks
     finally:
         for module in patched:
             vars(module).pop("forward", None)
+        for owner, child, layer in replaced:
+            owner._modules[child] = layer
 
 
-def _fold_kind(layers: list[nn.Module]) -> None:
-    """Patch forwards: the first layer notes what it returns, the others return tensors like that."""
-    first, original = layers[0], layers[0].forward
+class _Repeat(nn.Module):
+    """In place of a repeated layer: no parameters, its attributes, and results like those of the first of its kind."""
+
+    def __init__(self, layer: nn.Module, returned: list[Any]) -> None:
+        super().__init__()
+        self.__dict__["_layer"] = (layer,)  # in a tuple: not a submodule
+        self.__dict__["_returned"] = returned
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_layer"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point())
+        return _like(self.__dict__["_returned"][0], x)
+
+
+def _note_result(first: nn.Module) -> list[Any]:
+    """Patch the forward of ``first``; what it returns is in the list after it ran."""
+    original = first.forward
     returned: list[Any] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -119,13 +154,8 @@ def _fold_kind(layers: list[nn.Module]) -> None:
         returned[:] = [out]
         return out
 
-    def repeat(*args: Any, **kwargs: Any) -> Any:
-        x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point())
-        return _like(returned[0], x)
-
     first.forward = run
-    for layer in layers[1:]:
-        layer.forward = repeat
+    return returned
 
 
 def _like(value: Any, x: Tensor) -> Any:

@@ -38,7 +38,7 @@ class StateProbe:
         from transformers import DynamicCache
 
         try:
-            with quiet_transformers(), torch.no_grad(), traceable_kernels(self._model), folded(self._model):
+            with quiet_transformers(), torch.no_grad(), traceable_kernels(self._model), folded(self._model, bare=True):
                 cache = DynamicCache(config=config)
                 ids = torch.zeros(TRACE_BATCH, TRACE_LENGTH, dtype=torch.long, device="meta")
                 self._model(ids, cache=cache, use_cache=True)

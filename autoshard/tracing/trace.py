@@ -35,7 +35,7 @@ def trace(model: nn.Module, *, name: str) -> OpGraph:
     Raises:
         UnsupportedModelError: if the model cannot be traced.
     """
-    return trace_model(model, name=name).graph
+    return _Tracer(model, export_graph(model, bare=True)).run(name).graph
 
 
 def trace_source(source: ModelSource) -> OpGraph:
