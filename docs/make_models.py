@@ -16,11 +16,12 @@ from autoshard.ir import OpGraph
 HEAD = """# Models
 
 Made by `python docs/make_models.py`: do not edit. Parameters are the text decoder's, counted from its real class.
-FLOPs are per token without attention's part, two per multiply-add, as a serving engine spends them; KV bytes per token
-over all layers in bfloat16, before any window; state bytes per sequence. Opaque is the largest of the shares of FLOPs and
-of parameters that the tracer does not understand. Trace is CPU seconds for building and tracing at full size.
+FLOPs are per token without attention's part, two per multiply-add, as a serving engine spends them; KV bytes per
+token over all layers in bfloat16, before any window, keys that are the values once; state bytes per sequence. Opaque is
+the largest of the shares of FLOPs and of parameters that the tracer does not understand. Trace is CPU seconds for
+building and tracing at full size.
 
-| model | class | parameters | active | GFLOP/token | KV B/token | state B/sequence | kinds of block | opaque | trace s |
+| model | class | parameters | active | GFLOP/token | KV B/token | state B/seq. | kinds of block | opaque | trace s |
 |---|---|---:|---:|---:|---:|---:|---|---:|---:|
 """
 

@@ -77,7 +77,7 @@ class Linear(Op):
 class Attention(Op):
     """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
 
-    ``window`` limits the context a token sees.
+    ``window`` limits the context a token sees. ``shared_kv`` says that keys and values are one tensor, cached once.
     """
 
     kind: Literal["attention"] = "attention"
@@ -86,6 +86,7 @@ class Attention(Op):
     qk_dim: int
     v_dim: int
     window: int | None = None
+    shared_kv: bool = False
 
     def flops(self, tokens: float, context: float = 0.0) -> float:
         """``2 t ctx heads (qk_dim + v_dim)`` with ``ctx`` the mean number of keys a token attends to."""
@@ -94,8 +95,8 @@ class Attention(Op):
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Cached elements per token and layer: keys and values of all kv heads."""
-        return self.kv_heads.size * (self.qk_dim + self.v_dim)
+        """Cached elements per token and layer: keys and values of all kv heads, once if they are the same tensor."""
+        return self.kv_heads.size * (self.qk_dim if self.shared_kv else self.qk_dim + self.v_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

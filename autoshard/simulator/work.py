@@ -129,6 +129,8 @@ class WorkModel:
         elif op.window is not None and op.window < tokens:
             context = mean_window_context(op.window, tokens)
         if self.workload.phase == "decode":
+            if op.shared_kv:  # the cache is read once for both
+                kv_heads = kv_heads * op.qk_dim / (op.qk_dim + op.v_dim)
             return attention_decode_s(
                 self.device,
                 self.amounts.sequences,

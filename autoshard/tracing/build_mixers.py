@@ -29,6 +29,7 @@ class MixerBuilder(BlockBuilder):
             qk_dim=shape_of(query)[-1],
             v_dim=shape_of(value)[-1],
             window=attention_window(position_masks(self.flow, op)),
+            shared_kv=self.flow.same_elements(key, value),
         )
 
     def _kv_heads(self, op: Found) -> int:

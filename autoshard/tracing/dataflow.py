@@ -164,6 +164,10 @@ class Dataflow:
         """Whether one module owns both parameters."""
         return self._parameters[one].rpartition(".")[0] == self._parameters[other].rpartition(".")[0]
 
+    def same_elements(self, one: fx.Node, other: fx.Node) -> bool:
+        """Whether two tensors are one, moved, cast or repeated at most: nothing tells their elements apart."""
+        return _unmoved(one) is _unmoved(other)
+
     def is_residual(self, node: fx.Node) -> bool:
         """Whether ``node`` is the block's input, an embedding or a residual sum, as it stands."""
         while True:
@@ -190,6 +194,13 @@ class Dataflow:
             if node not in self.labels and node in self._inside:
                 stack.extend(reversed([] if base_name(node) in CREATION else data_inputs(node)))
                 stack.extend(reversed(written))
+
+
+def _unmoved(node: fx.Node) -> fx.Node:
+    """The tensor that ``node`` only moves or casts."""
+    while base_name(node) in LAYOUT and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def data_inputs(node: fx.Node) -> list[fx.Node]:

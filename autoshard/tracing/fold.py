@@ -61,10 +61,11 @@ def _structural_hashes(layers: list[nn.Module]) -> list[str]:
     counters = _layer_counters(attributes)
     hashes = []
     for layer, scalars in zip(layers, attributes, strict=True):
-        parts = [f"{n}:{type(m).__module__}.{type(m).__qualname__}" for n, m in layer.named_modules()]
-        parts += [f"{key}={value!r}" for key, value in scalars.items() if key not in counters]
-        tensors = [*layer.named_parameters(), *layer.named_buffers()]
-        parts += [f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors]
+        parts = [f"{key}={value!r}" for key, value in scalars.items() if key not in counters]
+        for name, module in layer.named_modules():
+            parts.append(f"{name}:{type(module).__module__}.{type(module).__qualname__}")
+            for tensors in (module._parameters, module._buffers):
+                parts += [f"{name}.{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors.items() if t is not None]
         hashes.append(hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest())
     return hashes
 
@@ -96,12 +97,13 @@ def _layer_counters(attributes: list[_Attributes]) -> set[tuple[str, str]]:
 def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...]]:
     """Within the context, repeats of a layer run as :func:`repeated_layer`; yields the stacks found.
 
-    ``bare`` takes the repeats' parameters out of the model meanwhile: a graph then has no input for each of them, and
-    the cost of a trace does not grow with depth.
+    ``bare`` takes the repeats' parameters out of the model meanwhile: a graph then has no input for each of them. A run
+    of repeats is then one op: the cost of a trace does not grow with depth.
     """
     stacks = find_stacks(model)
     patched: list[nn.Module] = []
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    made: list[Tensor] = []
     try:
         for stack in stacks:
             for kind in stack.kinds:
@@ -113,7 +115,7 @@ def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...
                 for name in kind[1:]:
                     parent, _, child = name.rpartition(".")
                     owner, layer = model.get_submodule(parent), model.get_submodule(name)
-                    repeat = _Repeat(layer, returned)
+                    repeat = _Repeat(layer, returned, made if bare else None)
                     if bare:
                         owner._modules[child] = repeat
                         replaced.append((owner, child, layer))
@@ -131,17 +133,24 @@ def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...
 class _Repeat(nn.Module):
     """In place of a repeated layer: no parameters, its attributes, and results like those of the first of its kind."""
 
-    def __init__(self, layer: nn.Module, returned: list[Any]) -> None:
+    def __init__(self, layer: nn.Module, returned: list[Any], made: list[Tensor] | None) -> None:
         super().__init__()
         self.__dict__["_layer"] = (layer,)  # in a tuple: not a submodule
         self.__dict__["_returned"] = returned
+        self.__dict__["_made"] = made
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_layer"][0], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point())
-        return _like(self.__dict__["_returned"][0], x)
+        made, value = self.__dict__["_made"], self.__dict__["_returned"][0]
+        if made and x is made[-1] and isinstance(value, Tensor) and (value.shape, value.dtype) == (x.shape, x.dtype):
+            return x
+        out = _like(value, x)
+        if made is not None and isinstance(out, Tensor):
+            made.append(out)
+        return out
 
 
 def _note_result(first: nn.Module) -> list[Any]:

@@ -19,8 +19,8 @@ class ParameterLedger:
         for name, parameter in named:
             canonical = first.setdefault(id(parameter), name)
             self._aliases.setdefault(canonical, []).append(name)
-        self._numel = {n: p.numel() for n, p in model.named_parameters()}
-        self._meta = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in model.named_parameters()}
+        by_name = dict(named)
+        self._parameters = {name: by_name[name] for name in self._aliases}
         canonical_of = {alias: name for name, aliases in self._aliases.items() for alias in aliases}
         self.placeholders = {n: canonical_of[inputs[n.name]] for n in graph.nodes if n.name in inputs}
         self._by_name: dict[str, fx.Node] = {name: n for n, name in reversed(self.placeholders.items())}
@@ -35,7 +35,7 @@ class ParameterLedger:
     @property
     def num_parameters(self) -> int:
         """Elements of all parameters, ties counted once."""
-        return sum(self._numel.values())
+        return sum(p.numel() for p in self._parameters.values())
 
     def placeholder(self, name: str) -> fx.Node:
         """The graph input of a canonical name; a detached one if the graph does not use the parameter."""
@@ -54,7 +54,8 @@ class ParameterLedger:
         canonical = self.placeholders[placeholder]
         inside = [a for a in self._aliases[canonical] if a.rpartition(".")[0] == module]
         name = inside[0] if inside else canonical
-        shape, dtype = self._meta[canonical]
+        held = self._parameters[canonical]
+        shape, dtype = tuple(held.shape), str(held.dtype).removeprefix("torch.")
         alias = canonical in self._claimed
         self._claimed.add(canonical)
         return Param(fqn=name, shape=shape, dtype=dtype, role=role, shared_with=canonical if alias else None)

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from autoshard.errors import InvalidInputError, UnsupportedModelError
 from autoshard.tracing.config_check import check_config, one_line, quiet_transformers
@@ -18,6 +19,18 @@ from autoshard.tracing.decoder import TextDecoder
 from autoshard.tracing.export import meta_copy
 from autoshard.tracing.reduce import depth_with_all_kinds, reduced_fields
 from autoshard.tracing.weights import fill_random
+
+
+class _NoValuesOnMeta(TorchFunctionMode):
+    """Initialisation of tensors that hold no values does nothing; it is most of the time that building takes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = kwargs.get("tensor", args[0] if args else None)
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +61,7 @@ class ModelSource:
         before = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, dtype))
         try:
-            with torch.device(device), quiet_transformers():
+            with torch.device(device), _NoValuesOnMeta(), quiet_transformers():
                 model = self._make(dtype, experts).eval()
         finally:
             torch.set_default_dtype(before)

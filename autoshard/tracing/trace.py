@@ -1,5 +1,6 @@
 """From a module to its operator graph."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx, nn
@@ -89,9 +90,10 @@ class _Tracer:
         before = [n for n in outside if n not in after]
 
         names = self.context.ledger.names
-        in_layers = [f for f in names if any(_is_in(f, layer) for kind in kinds for layer in kind)]
+        layer_names = {layer for kind in kinds for layer in kind}
+        in_layers = {f for f in names if any(prefix in layer_names for prefix in _prefixes(f))}
         used_before = {self.context.ledger.placeholders.get(i) for n in before for i in n.all_input_nodes if n.users}
-        free = [f for f in names if f not in set(in_layers)]
+        free = [f for f in names if f not in in_layers]
         prologue = build_block(self.context, before, [f for f in free if f in used_before], last=False)
         layers = [
             build_block(self.context, nodes, [f for f in in_layers if _is_in(f, kind[0])], last=False)
@@ -125,6 +127,13 @@ class _Tracer:
 
 def _is_in(fqn: str, module: str) -> bool:
     return fqn == module or fqn.startswith(module + ".")
+
+
+def _prefixes(fqn: str) -> Iterator[str]:
+    """``fqn`` and the modules around it, innermost first."""
+    while fqn:
+        yield fqn
+        fqn = fqn.rpartition(".")[0]
 
 
 def _only_used_by(late: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:

@@ -111,6 +111,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "conv_kernel": 4,
         "chunk_size": 64,
     },
+    "minimax": {
+        **_BASE,
+        **_LOCAL,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "block_size": 32,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    },
     "jamba": {
         **_BASE,
         "intermediate_size": 96,

@@ -131,3 +131,39 @@ class Plain(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
+
+
+class _MultiheadLayer(nn.Module):
+    def __init__(self, *, need_weights: bool, batch_first: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.attention = nn.MultiheadAttention(HIDDEN, 4, batch_first=batch_first)
+        self.ffn_norm = nn.LayerNorm(HIDDEN)
+        self.experts = Einsum()
+        self.need_weights = need_weights
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x) if self.batch_first else self.norm(x).transpose(0, 1)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        out = self.attention(h, h, h, attn_mask=mask, need_weights=self.need_weights)[0]
+        x = x + (out if self.batch_first else out.transpose(0, 1))
+        return x + self.experts(self.ffn_norm(x))
+
+
+class PlainMultihead(nn.Module):
+    """Layers around ``nn.MultiheadAttention``, with a mask, in either layout, with or without its weights returned."""
+
+    def __init__(self, *, need_weights: bool = False, batch_first: bool = True) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, HIDDEN)
+        kwargs = {"need_weights": need_weights, "batch_first": batch_first}
+        self.layers = nn.ModuleList(_MultiheadLayer(**kwargs) for _ in range(2))
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
-from autoshard.tracing import resolve
+from autoshard.tracing import resolve, trace_source
 from tests.tracing.families import FAMILIES
 
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
@@ -101,7 +101,8 @@ def test_linear_attention_keeps_a_state_and_gates_its_output(name, family):
     mixers = [op for op in linear.ops if isinstance(op, Mixer)]
     assert len(mixers) == 1 and mixers[0].variety == "recurrent"
     assert {p.fqn.split(".linear_attn.")[1] for p in mixers[0].params} == {"conv1d.weight", "A_log", "dt_bias"}
-    # 4 value heads x key 8 x value 12 in float32 or bfloat16, and 4 past inputs of 2 * 2 * 8 + 4 * 12 channels in bfloat16.
+    # 4 value heads x key 8 x value 12 in float32 or bfloat16, and 4 past inputs of 2 * 2 * 8 + 4 * 12 channels in
+    # bfloat16.
     assert mixers[0].state_elements == 4 * 8 * 12
     assert mixers[0].state_bytes in (384 * 4 + 80 * 4 * 2, 384 * 2 + 80 * 4 * 2)
     assert mixers[0].flops(1) == 6 * 384 + 2 * 80 * 4
@@ -127,6 +128,42 @@ def test_state_space_layers(family):
     assert [op.state_elements for op in jamba.ops if isinstance(op, Mixer)] == [0, 128 * 16]
 
 
+def test_lightning_attention_keeps_its_state_in_a_cache_of_the_models_own(family):
+    graph = family("minimax")
+    assert [b.repeat for b in graph.blocks] == [3, 1]
+    (mixer,) = [op for op in graph.blocks[0].ops if isinstance(op, Mixer)]
+    # 8 heads x key 16 x value 16 in bfloat16, in each of three layers.
+    assert mixer.state_elements == 8 * 16 * 16
+    assert mixer.state_bytes == 8 * 16 * 16 * 2
+    assert graph.state_bytes_per_sequence() == 3 * 4096
+    # One layer of softmax attention: keys and values of 4 heads x 16.
+    assert graph.kv_bytes_per_token() == 4 * (16 + 16) * 2
+
+
+def test_keys_that_are_the_values_are_cached_once(family):
+    config = {
+        **FAMILIES["deepseek_v3"],
+        "model_type": "deepseek_v4",
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "qk_rope_head_dim": 8,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention"],
+        "index_n_heads": 4,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "sliding_window": 16,
+    }
+    graph = trace_source(resolve(config))
+    cores = [op for _, op in graph.all_ops() if isinstance(op, Attention)]
+    assert cores and all(c.shared_kv and c.kv_heads.size == 1 for c in cores)
+    # One kv head of 32, in bfloat16, once for keys and values, in each of two layers.
+    assert {c.kv_elements_per_token for c in cores} == {32}
+    assert graph.kv_bytes_per_token() == 2 * 32 * 2
+    assert not any(op.shared_kv for _, op in family("gpt_oss").all_ops() if isinstance(op, Attention))
+
+
 def test_routers_without_topk_and_with_corrections(family):
     router = family("phimoe").blocks[0].op("router")
     assert isinstance(router, Router) and router.top_k == 2
@@ -134,8 +171,8 @@ def test_routers_without_topk_and_with_corrections(family):
 
 
 def test_parameter_counts_by_hand(family):
-    # DeepSeek-V3, one layer's attention: 64*24 + 24 + 24*160 + 64*24 + 16 + 16*224 + 128*64 = 18,728 (q_a, its norm, q_b,
-    # kv_a, its norm, kv_b, o).
+    # DeepSeek-V3, one layer's attention: 64*24 + 24 + 24*160 + 64*24 + 16 + 16*224 + 128*64 = 18,728 (q_a, its norm,
+    # q_b, kv_a, its norm, kv_b, o).
     block = family("deepseek_v3").blocks[0]
     inside = [op for op in block.ops if op.name in MLA[1:9]]
     assert sum(op.num_parameters for op in inside) == 1536 + 24 + 3840 + 1536 + 16 + 3584 + 8192

@@ -62,3 +62,19 @@ def test_wrapping_in_a_sequential_changes_only_names():
     wrapped = trace(Wrapped(), name="w")
     assert shape(wrapped) == shape(trace(plain.Plain(plain.Einsum), name="m"))
     assert wrapped.blocks[0].instances[0] == "inner.0.layers.0"
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False], ids=["spelled", "fused"])
+def test_multihead_attention_is_one_packed_projection_and_a_core(need_weights, batch_first):
+    model = plain.PlainMultihead(need_weights=need_weights, batch_first=batch_first)
+    graph = trace(model, name="m")
+    block = graph.blocks[0]
+    assert [op.name for op in block.ops][:5] == ["attn_norm", "qkv", "attention", "o", "attn_add"]
+    assert not [op for _, op in graph.all_ops() if op.kind == "opaque"]
+    qkv, core = block.op("qkv"), block.op("attention")
+    # queries, keys and values of 4 heads x 8 in one matrix; four heads of each are cached
+    assert qkv.out_dim.size == 3 * 32 and qkv.params[0].fqn.endswith("attention.in_proj_weight")
+    assert (core.heads.size, core.kv_heads.size, core.qk_dim, core.v_dim) == (4, 4, 8, 8)
+    assert not core.shared_kv and graph.kv_bytes_per_token("float32") == 2 * 4 * (8 + 8) * 4
+    assert graph.num_parameters == sum(p.numel() for p in model.parameters())
