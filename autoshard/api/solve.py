@@ -11,8 +11,8 @@ from autoshard.api.relax import limit_message, memory_message
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
-from autoshard.search.exact import ExactResult, ExactSearch
 from autoshard.search.anneal import search as search_anneal
+from autoshard.search.exact import ExactResult, ExactSearch
 from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
 from autoshard.search.problem import ShardingProblem

@@ -128,8 +128,10 @@ class ExactSearch:
     def _bounds(
         self, fixed: Mapping[int, int], index: IntArray
     ) -> Iterator[tuple[dict[int, int], FloatArray, IntArray, BoolArray]]:
-        """Per assignment of the shared variables that agrees with ``fixed``: all that is held, and of every point
-        its bound (0 where illegal or over the limit), the fastest options, and whether those fit in memory.
+        """Bounds of points, per assignment of the shared variables that agrees with ``fixed``.
+
+        Yields all that is held, and of every point its bound (0 where illegal or over the limit), the fastest options,
+        and whether those fit in memory.
         """
         sim = self.sim
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):

@@ -55,25 +55,17 @@ def test_annealing_finds_the_optimum(num_gpus: int, toy_seed: int, slo: float) -
 
 
 def test_a_chain_of_single_edits_finds_the_optimum_of_a_small_problem() -> None:
-    problem = ToyProblem(num_gpus=2, num_ops=5, budget=400)
+    problem = ToyProblem(num_gpus=4, num_ops=2, budget=400)
     assert mcmc.search(problem, seed=0).throughput == pytest.approx(problem.optimum(), rel=1e-9)
 
 
-def test_the_papers_agent_learns_without_masks() -> None:
-    """The typical strategy it draws last is feasible; of those it draws first, most are not."""
-    problem = ToyProblem(num_gpus=24, num_ops=5, budget=2000, strict=False)
-    drawn: list[float] = []
-    evaluate = problem.evaluate
-
-    def listen(x):  # type: ignore[no-untyped-def]
-        scores = evaluate(x)
-        drawn.extend(scores.throughput.tolist())
-        return scores
-
-    problem.evaluate = listen  # type: ignore[method-assign]
-    PAPER(problem, seed=0)
-    assert np.median(drawn[:200]) == 0.0
-    assert np.mean(np.array(drawn[200:400]) > 0) > 2 * np.mean(np.array(drawn[:100]) > 0)
+def test_the_papers_agent_finds_something_without_masks() -> None:
+    """Far fewer than one in ten uniform draws is feasible; what it keeps is better than the typical feasible one."""
+    problem = ToyProblem(num_gpus=24, num_ops=5, budget=400, strict=False)
+    typical = np.median(problem.score(sample(problem, 500, np.random.default_rng(0))).throughput)
+    assert PAPER(problem, seed=0).throughput > 2 * typical
+    paper = (rl.PAPER.history, rl.PAPER.confidence, rl.PAPER.chunks, rl.PAPER.mutation_share, rl.PAPER.imitation)
+    assert paper == (3, 0.95, 5, 0.0, 0.0)
 
 
 def test_a_step_edits_one_component_and_what_it_pulls_along() -> None:

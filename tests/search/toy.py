@@ -15,7 +15,10 @@ NUM_DEGREES = 5
 
 
 class ToyProblem:
-    """Random costs from `seed`; `num_gpus` may be any number, its divisors are the degrees; `strict` forbids illegal calls."""
+    """Random costs from `seed`; `num_gpus` may be any number, its divisors are the degrees.
+
+    `strict` forbids illegal calls.
+    """
 
     def __init__(
         self,
