@@ -64,7 +64,7 @@ def main(models: list[str]) -> None:
         exact = timed(3, lambda simulator=simulator: ExactSearch(simulator).run())
         optimum = ExactSearch(simulator).run().tokens_per_s / cluster.num_devices
         first = [name, spread(rates, 1e-3, 0) + " k", spread(tables), spread(exact)]
-        for algorithm in ("rl", "megatron", "random"):
+        for algorithm in ("rl", "rl-paper", "megatron", "anneal", "mcmc", "walk", "random"):
             seconds, regrets, calls = [], [], []
             for seed in SEEDS:
                 start = time.perf_counter()

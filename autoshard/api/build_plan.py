@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from autoshard.api.solve import Solution
+from autoshard.api.solve import NUM_ALTERNATIVES, Solution, degree_kinds
 from autoshard.plan import (
     Alternative,
     ClusterIdentity,
@@ -24,8 +24,6 @@ from autoshard.simulator import Simulator, terms
 from autoshard.simulator.memory import WORKSPACE_BYTES
 from autoshard.simulator.points import LARGEST_SEQUENCES
 from autoshard.units import GIB, MS
-
-NUM_ALTERNATIVES = 5
 
 
 def predict(simulator: Simulator, point: int, dims: tuple[int, ...]) -> Predicted:
@@ -86,25 +84,17 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
 
 
 def alternatives(solution: Solution) -> tuple[Alternative, ...]:
-    """The best other degrees (each at its best settled batch and choices), relative to the plan."""
+    """The best other degrees, each proven at its best batch and choices, relative to the plan."""
     if solution.exact is None:
         return ()
-    sim, values = solution.simulator, solution.exact.values
-    p = sim.points
-    taken = (int(p.pp[solution.point]), int(p.dp[solution.point]), int(p.tp[solution.point]), int(p.ep[solution.point]))
+    sim, kinds = solution.simulator, degree_kinds(solution.simulator.points)
     own = _rate(solution)
     found: list[Alternative] = []
-    seen = {taken}
-    for i in np.argsort(-values, kind="stable"):
-        if values[i] <= 0 or len(found) == NUM_ALTERNATIVES:
-            break
-        d = p.degrees(int(i))
-        key = (d.pp, d.dp, d.tp, d.ep)
-        if key in seen:
-            continue
-        seen.add(key)
-        rate = float(values[i]) / sim.cluster.num_devices
-        found.append(Alternative(degrees=degrees_dict(d), tokens_per_s_per_gpu=rate, relative=rate / own))
+    for i in solution.exact.best_points:
+        if kinds[i] != kinds[solution.point] and len(found) < NUM_ALTERNATIVES:
+            rate = float(solution.exact.values[i]) / sim.cluster.num_devices
+            degrees = degrees_dict(sim.points.degrees(i))
+            found.append(Alternative(degrees=degrees, tokens_per_s_per_gpu=rate, relative=rate / own))
     return tuple(found)
 
 

@@ -34,7 +34,8 @@ def autoshard(
             path of a ``config.json`` or its folder, ``"package.module:factory"``, or a catalogue name.
         cluster: A `Cluster`, a name such as ``"H100x64"``, or the path of a YAML file.
         workload: What is served; decode at a context of 4096 by default.
-        search: ``rl`` (the paper's agent), ``exact``, ``megatron`` or ``random``.
+        search: ``rl`` (the paper's agent, improved), ``exact``, ``rl-paper`` (as published), ``megatron``,
+            ``anneal``, ``mcmc``, ``walk`` or ``random``.
         budget: Simulator calls that the search may use.
         seed: Of the search; the same seed gives the same plan.
         fix: Degrees to hold (``pp dp tp ep etp batch replicas``), as a mapping or ``"tp=8,ep=8"``.

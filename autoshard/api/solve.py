@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,17 +11,46 @@ from autoshard.api.relax import limit_message, memory_message
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
+from autoshard.search.anneal import search as search_anneal
 from autoshard.search.exact import ExactResult, ExactSearch
+from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
 from autoshard.search.problem import ShardingProblem
+from autoshard.search.protocol import Problem
 from autoshard.search.random_search import search as search_random
 from autoshard.search.result import SearchResult
+from autoshard.search.rl import PAPER
 from autoshard.search.rl import search as search_rl
+from autoshard.search.walk import search as search_walk
 from autoshard.sharding.option import Choice
 from autoshard.simulator import Simulator
+from autoshard.simulator.points import IntArray, Points
 from autoshard.workload import Workload
 
-ALGORITHMS = ("rl", "exact", "megatron", "random")
+
+class Search(Protocol):
+    """A search of a problem within its budget."""
+
+    def __call__(self, problem: Problem, *, seed: int) -> SearchResult:
+        """Search; two runs of a seed are identical."""
+        ...
+
+
+SEARCHES: Mapping[str, Search] = {
+    "rl": search_rl,
+    "rl-paper": partial(search_rl, config=PAPER, name="rl-paper"),
+    "megatron": search_megatron,
+    "anneal": search_anneal,
+    "mcmc": search_mcmc,
+    "walk": search_walk,
+    "random": search_random,
+}
+"""Every search but ``exact``, which is no search of a problem but of the simulator's tables."""
+
+NUM_ALTERNATIVES = 5
+"""Other degrees that a plan names, each settled exactly."""
+
+ALGORITHMS = ("rl", "exact", *(name for name in SEARCHES if name != "rl"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +81,13 @@ class Solution:
         return gap if gap > 1e-12 else 0.0
 
 
+def degree_kinds(points: Points) -> IntArray:
+    """Number of the degrees (pp, dp, tp, ep) of every point, the same whatever the batch."""
+    columns = np.stack([points.pp, points.dp, points.tp, points.ep], 1)
+    kinds: IntArray = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+    return kinds
+
+
 def make_simulator(
     graph: OpGraph,
     cluster: Cluster,
@@ -68,15 +105,12 @@ def make_simulator(
 
 def run_search(simulator: Simulator, algorithm: str, *, budget: int, seed: int) -> tuple[ShardingProblem, SearchResult]:
     """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget."""
-    if algorithm == "megatron":
-        problem = ShardingProblem(simulator, budget=len(simulator.points))
-        return problem, search_megatron(problem, seed=seed)
+    if algorithm not in SEARCHES:
+        raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
     problem = ShardingProblem(simulator, budget=budget)
-    if algorithm == "rl":
-        return problem, search_rl(problem, seed=seed)
-    if algorithm == "random":
-        return problem, search_random(problem, seed=seed)
-    raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+    if algorithm == "megatron":
+        problem.budget = len(problem.megatron_points())
+    return problem, SEARCHES[algorithm](problem, seed=seed)
 
 
 def solve(
@@ -94,7 +128,7 @@ def solve(
         raise InvalidInputError(f"budget={budget} must be at least 1 simulator call")
     if not 0 <= seed < 2**63:
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
-    exact = ExactSearch(simulator).run()
+    exact = ExactSearch(simulator).run(1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
     if exact.point is None or exact.dims is None:
         raise NoFeasiblePlanError(limit_message(simulator))
     num = simulator.cluster.num_devices

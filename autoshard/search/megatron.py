@@ -1,5 +1,7 @@
 """Megatron's sharding with searched degrees: its fixed choice per op at every legal point of the degrees.
 
+Both of its residual layouts are tried, replicated and sharded, and both are counted.
+
 Exhaustive where the budget covers all points, so it needs no heuristic and no seed. Its calls are counted like any
 other search's.
 """
@@ -19,5 +21,5 @@ def search(problem: Problem, *, seed: int) -> SearchResult:
     for start in range(0, num_affordable, CHUNK):
         recorder.evaluate(points[start : start + CHUNK])
     cut = num_affordable < len(points)
-    note = f"budget covers the first {num_affordable} of {len(points)} degree points" if cut else ""
+    note = f"budget covers the first {num_affordable} of {len(points)} strategies" if cut else ""
     return recorder.result("megatron", seed, note)

@@ -6,8 +6,10 @@
 
 The head is autoregressive, so that an operator's choice can depend on the degrees drawn before it, yet needs no
 recurrence: the prefix is a running sum of option embeddings, so a whole batch is scored in one pass for the update.
+The paper's own head is factorised: B = 0, every component drawn without regard to the others.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autoshard.search.elites import Elites
-from autoshard.search.protocol import IntArray, Problem
+from autoshard.search.protocol import BoolArray, IntArray
 
 FORBIDDEN = -1e9
 """Logit of an option outside the mask: probability 0 in float32, without the NaNs of −∞ in the entropy."""
+
+Mask = Callable[[IntArray, int], BoolArray]
+"""[n, A] allowed options of a component, from [n, C] strategies filled left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,17 @@ class Policy(nn.Module):
     """Distribution over strategies, given an elite history. Dims: n batch, C components, A options, D width."""
 
     def __init__(
-        self, num_options: IntArray, *, width: int, heads: int, layers: int, generator: torch.Generator
+        self,
+        num_options: IntArray,
+        *,
+        width: int,
+        heads: int,
+        layers: int,
+        factorised: bool,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.num_options = num_options
+        self.num_options, self.factorised = num_options, factorised
         num_components, max_options = len(num_options), int(num_options.max())
         offsets = torch.from_numpy(np.cumsum(num_options) - num_options)
         with torch.device("meta"):  # allocates nothing and draws nothing from torch's global generator
@@ -98,22 +110,26 @@ class Policy(nn.Module):
         """[n, C, A] log-probability of every option, given [n, C] strategies as prefixes and [n, C, A] masks."""
         chosen = self.prefix_embedding(x + self.offsets)
         prefix = functional.pad(chosen.cumsum(1)[:, :-1], (0, 0, 1, 0))
-        hidden = self._context_hidden(context)[:, None] + prefix.transpose(0, 1) @ self.prefix_head
+        hidden = self._context_hidden(context)[:, None].expand(-1, len(x), -1)
+        if not self.factorised:
+            hidden = hidden + prefix.transpose(0, 1) @ self.prefix_head
         logits = torch.tanh(hidden) @ self.option_head + self.option_bias[:, None]
         return functional.log_softmax(logits.transpose(0, 1).masked_fill(~masks, FORBIDDEN), -1)
 
     @torch.no_grad()
-    def sample(self, context: Tensor, problem: Problem, num: int, generator: torch.Generator) -> Batch:
-        """Draw strategies component by component through the problem's masks."""
+    def sample(self, context: Tensor, mask: Mask, num: int, generator: torch.Generator) -> Batch:
+        """Draw strategies component by component through the masks."""
         num_components = len(self.num_options)
         x = np.zeros((num, num_components), dtype=np.int64)
         masks = torch.zeros((num, *self.option_bias.shape), dtype=torch.bool)
         log_probs, confidence = torch.zeros(num), torch.zeros(())
         context_hidden, prefix = self._context_hidden(context), torch.zeros(num, self.prefix_head.shape[-1])
         for position in range(num_components):
-            masks[:, position] = torch.from_numpy(problem.mask(x, position))
-            hidden = torch.tanh(context_hidden[position] + prefix @ self.prefix_head[position])
-            logits = hidden @ self.option_head[position] + self.option_bias[position]
+            masks[:, position] = torch.from_numpy(mask(x, position))
+            hidden = context_hidden[position].expand(num, -1)
+            if not self.factorised:
+                hidden = hidden + prefix @ self.prefix_head[position]
+            logits = torch.tanh(hidden) @ self.option_head[position] + self.option_bias[position]
             probs = functional.softmax(logits.masked_fill(~masks[:, position], FORBIDDEN), -1)
             option = torch.multinomial(probs, 1, generator=generator)[:, 0]
             x[:, position] = option.numpy()

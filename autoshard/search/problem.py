@@ -48,6 +48,14 @@ class ShardingProblem:
         """Strategies evaluated so far."""
         return self._calls
 
+    @cached_property
+    def component_masks(self) -> BoolArray:
+        """[C, A] options that are legal somewhere, whatever the other components are."""
+        found = np.arange(int(self.num_options.max())) < self.num_options[:, None]
+        for v, variable in enumerate(self.sim.variables, self.num_degree_components):
+            found[v, : len(variable.choices)] = variable.legal.any(0)
+        return found
+
     def points_of(self, x: IntArray) -> IntArray:
         """Index of the degree point of each row, -1 where there is none."""
         return self._prefixes.index(x[:, : self.num_degree_components])
@@ -191,5 +199,10 @@ class ShardingProblem:
         return np.concatenate([self._rows, dims], 1)
 
     def megatron_points(self) -> IntArray:
-        """Megatron's choices at every degree point."""
-        return self.pattern_rows("megatron")
+        """Megatron's choices at every degree point: with the residual replicated, then with it sharded where it can be.
+
+        The second are Megatron's sequence parallelism as this space has it: reduce_scatter and all_gather around the
+        norms in place of the all_reduce.
+        """
+        replicated, sharded = (self.pattern_rows("megatron", sharded_residual=s) for s in (False, True))
+        return np.concatenate([replicated, sharded[(sharded != replicated).any(1)]])

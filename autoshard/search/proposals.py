@@ -1,4 +1,4 @@
-"""Legal strategies without a policy: uniform through the masks, and mutations of known ones.
+"""Legal strategies without a policy: uniform through the masks, and edits and mutations of known ones.
 
 Every proposal is legal by construction: an edited strategy is *projected*, walking the components in order and moving
 each option that the prefix mask forbids to the nearest allowed one. So an edit of one degree pulls the later degrees
@@ -35,6 +35,14 @@ def sample(problem: Problem, num: int, rng: np.random.Generator) -> IntArray:
 def project(problem: Problem, x: IntArray) -> IntArray:
     """The legal strategies nearest to [n, C] options, component by component; legal ones stay as they are."""
     y = np.clip(x, 0, problem.num_options - 1)
+    illegal = np.flatnonzero(~problem.legal(y))
+    if len(illegal):
+        y[illegal] = _nearest(problem, y[illegal])
+    return y
+
+
+def _nearest(problem: Problem, y: IntArray) -> IntArray:
+    """Rows with each option that its mask forbids moved to the nearest allowed one."""
     rows = np.arange(len(y))
     for position in range(y.shape[1]):
         allowed = problem.mask(y, position)
@@ -51,13 +59,42 @@ def mutate(problem: Problem, pool: IntArray, num: int, rng: np.random.Generator)
     Parents are the better of two draws. A child edits up to five components, may take the choices (all but the
     degrees) of a second parent, and may move several degrees by one size at once.
     """
-    num_components, num_degrees = pool.shape[1], problem.num_degree_components
+    num_degrees = problem.num_degree_components
     rows = np.arange(num)
     y = pool[_better_of_two(len(pool), num, rng)]
     crossed = rows[rng.random(num) < CROSSOVER_SHARE]
     y[crossed, num_degrees:] = pool[_better_of_two(len(pool), len(crossed), rng), num_degrees:]
     num_edits = np.minimum(rng.geometric(EDIT_STOP, num), MAX_EDITS)
     num_edits[crossed] -= 1
+    return _edit(problem, y, num_edits, rng)
+
+
+def neighbours(problem: Problem, x: IntArray, rng: np.random.Generator) -> IntArray:
+    """[n, C] legal strategies near legal [n, C] ones, row by row: one to five edits, and coupled moves of degrees."""
+    return _edit(problem, x.copy(), np.minimum(rng.geometric(EDIT_STOP, len(x)), MAX_EDITS), rng)
+
+
+def step(problem: Problem, x: IntArray, rng: np.random.Generator) -> IntArray:
+    """[n, C] legal strategies one masked edit away from legal [n, C] ones, row by row.
+
+    One component, drawn uniformly, takes another option that its mask allows, each as likely as the others; it stays
+    where there is no other. Components right of it move only where the edit makes them illegal.
+    """
+    y = x.copy()
+    edited = rng.integers(0, x.shape[1], len(x))
+    for position in np.unique(edited).tolist():
+        rows = np.flatnonzero(edited == position)
+        allowed = problem.mask(y[rows], position)
+        allowed[np.arange(len(rows)), y[rows, position]] = False
+        option = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(1)
+        y[rows, position] = np.where(allowed.any(1), option, y[rows, position])
+    return project(problem, y)
+
+
+def _edit(problem: Problem, y: IntArray, num_edits: IntArray, rng: np.random.Generator) -> IntArray:
+    """Rows of `y` (changed in place) after their numbers of edits and perhaps a coupled move, made legal."""
+    (num, num_components), num_degrees = y.shape, problem.num_degree_components
+    rows = np.arange(num)
     for edit in range(MAX_EDITS):
         on_degree = (rng.random(num) < DEGREE_SHARE) | (num_degrees == num_components)
         choice = rng.integers(min(num_degrees, num_components - 1), num_components, num)

@@ -62,6 +62,11 @@ class Problem(Protocol):
         """Strategies evaluated so far, counted by the problem itself, whoever asked."""
         ...
 
+    @property
+    def component_masks(self) -> BoolArray:
+        """[C, max(num_options)] options that some legal strategy may have, each component for itself; no exact mask."""
+        ...
+
     def mask(self, x: IntArray, position: int) -> BoolArray:
         """Allowed options of one component, [n, max(num_options)], for [n, C] filled left of it; at least one each."""
         ...
@@ -71,9 +76,12 @@ class Problem(Protocol):
         ...
 
     def evaluate(self, x: IntArray) -> Scores:
-        """Score and count; with fewer than n calls left, evaluates and returns only the first ones."""
+        """Score and count; with fewer than n calls left, evaluates and returns only the first ones.
+
+        An illegal strategy counts like any other and scores as infeasible.
+        """
         ...
 
     def megatron_points(self) -> IntArray:
-        """[m, C] Megatron's choices at every legal point of the degrees."""
+        """[m, C] Megatron's choices at every legal point of the degrees, the residual replicated, then sharded."""
         ...

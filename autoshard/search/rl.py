@@ -9,7 +9,8 @@ From the paper: the elite history of T strategies behind attention, the reward �
 chunks of 4,000 calls, a restart with inherited history once the policy is confident, and returning the best ever
 seen. Added, because a prototype showed what each is worth (in falling order): exact masks, imitation of the elites
 (c_I), independent chunks ("islands") whose histories meet only in the last, and mutations of the elites in each batch.
-The mutations are off the policy, so they never enter the ratio ρ; they teach through the elites.
+The mutations are off the policy, so they never enter the ratio ρ; they teach through the elites. `PAPER` is the agent
+without what was added (`rl-paper`).
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from autoshard.errors import InvalidInputError
 from autoshard.search.elites import Elites
 from autoshard.search.policy import Batch, Policy
 from autoshard.search.proposals import mutate
-from autoshard.search.protocol import FloatArray, IntArray, Problem, Scores
+from autoshard.search.protocol import BoolArray, FloatArray, IntArray, Problem, Scores
 from autoshard.search.result import Recorder, SearchResult
 from autoshard.search.reward import reward
 
@@ -78,6 +79,10 @@ class RLConfig:
     """Attention heads of the encoder. [chosen]"""
     layers: int = 1
     """Layers of the encoder. [chosen]"""
+    factorised: bool = False
+    """Each component is drawn without regard to the others, as the paper does; otherwise after those left of it."""
+    exact_masks: bool = True
+    """Only legal strategies are drawn; otherwise each option only has to be legal somewhere, and calls are wasted."""
 
     def __post_init__(self) -> None:
         positive = ("history", "chunks", "pool", "pool_key_components", "batch", "epochs", "width", "heads", "layers")
@@ -91,12 +96,23 @@ class RLConfig:
             raise InvalidInputError(f"RLConfig.width must be a multiple of heads, got {self.width} and {self.heads}")
 
 
-def search(problem: Problem, *, seed: int, config: RLConfig | None = None) -> SearchResult:
-    """Search with the agent until the problem's budget is spent or nothing new turns up."""
+PAPER = RLConfig(
+    islands=False,
+    mutation_share=0.0,
+    imitation=0.0,
+    ranked_advantage=False,
+    factorised=True,
+    exact_masks=False,
+)
+"""The paper's agent as published: T = 3, τ = 0.95, 5 chunks, each inheriting; what it leaves open is as in `rl`."""
+
+
+def search(problem: Problem, *, seed: int, config: RLConfig | None = None, name: str = "rl") -> SearchResult:
+    """Search with the agent until the problem's budget is spent or nothing new turns up; `name` is the result's."""
     agent = _Agent(problem, seed, config or RLConfig())
     with _single_thread():
         agent.run()
-    return agent.recorder.result("rl", seed)
+    return agent.recorder.result(name, seed)
 
 
 @contextmanager
@@ -171,6 +187,7 @@ class _Agent:
             width=config.width,
             heads=config.heads,
             layers=config.layers,
+            factorised=config.factorised,
             generator=self.generator,
         )
         optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, fused=True)
@@ -178,7 +195,7 @@ class _Agent:
             calls, best_before = recorder.calls, recorder.throughput
             seen = memory.history.copy()
             num_drawn = config.batch - (round(config.mutation_share * config.batch) if len(seen) else 0)
-            batch = policy.sample(policy.context(seen), self.problem, num_drawn, self.generator)
+            batch = policy.sample(policy.context(seen), self._mask, num_drawn, self.generator)
             scores = recorder.evaluate(batch.strategies)
             memory.update(batch.strategies, scores)
             if len(scores) < num_drawn:  # the budget ended inside the batch
@@ -237,6 +254,13 @@ class _Agent:
             torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
             optimizer.step()
 
+    def _mask(self, x: IntArray, position: int) -> BoolArray:
+        """[n, A] options of a component that may be drawn after [n, C] filled left of it."""
+        if self.config.exact_masks:
+            return self.problem.mask(x, position)
+        component = self.problem.component_masks[position]
+        return np.broadcast_to(component, (len(x), len(component))).copy()
+
     def _masks(self, x: IntArray) -> Tensor:
-        """[n, C, A] prefix masks of complete strategies."""
-        return torch.from_numpy(np.stack([self.problem.mask(x, position) for position in range(x.shape[1])], axis=1))
+        """[n, C, A] masks of complete strategies."""
+        return torch.from_numpy(np.stack([self._mask(x, position) for position in range(x.shape[1])], axis=1))

@@ -47,7 +47,10 @@ def small(write_config: Callable[[str], str]) -> str:
         (["plan", "mixtral-8x7b", "--fix", "tp"], "cannot read 'tp' of --fix 'tp': it is written as tp=8,ep=8"),
         (["plan", "mixtral-8x7b", "--fix", "tp=1,tp=2"], "gives tp twice"),
         (["plan", "mixtral-8x7b", "--pin", "q=2"], "q=2: a choice is 0 (shard the output), 1 "),
-        (["plan", "mixtral-8x7b", "--search", "rll"], "unknown search 'rll'; known are rl, exact, megatron, random"),
+        (
+            ["plan", "mixtral-8x7b", "--search", "rll"],
+            "unknown search 'rll'; known are rl, exact, rl-paper, megatron, anneal, mcmc, walk, random",
+        ),
         (["plan", "mixtral-8x7b", "--phase", "serve"], "unknown phase 'serve'"),
         (["plan", "mixtral-8x7b", "--dtype", "bf17"], "unknown dtype 'bf17'"),
         (["plan", "mixtral-8x7b", "--ttft-ms", "5"], "limits prefill, not decode"),

@@ -87,6 +87,45 @@ def test_exact_is_brute_force(kinds, fixed, phase, bandwidth, slack, hidden, tie
         assert float(e.tokens_per_s[0]) == pytest.approx(found.tokens_per_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("kinds, tied, slack", [("dm", False, 0.02), ("dm", False, 2.0), ("m", True, 0.2)])
+def test_the_k_best_and_every_option_are_brute_force(kinds: str, tied: bool, slack: float) -> None:
+    graph = GraphMaker(hidden=2048, intermediate=2080, experts=4, tied=tied).graph(kinds)
+    pinned = random_pins(graph, 3, free=4)
+    workload = Workload(context=512)
+    fixed = {"pp": 1, "batch": 8}
+    roomy = Simulator(graph, tiny_cluster(4, 1e12, 2e9, 2), workload, fixed=fixed, pinned=pinned)
+    least, most = _byte_range(roomy)
+    cluster = tiny_cluster(4, least + slack * (most - least) + 1.0, 2e9, 2)
+    sim = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned)
+    rates = [point_rates(sim, point) for point in range(len(sim.points))]
+    best = np.array([r.max(initial=0.0) for _, r in rates])
+    exact = ExactSearch(sim)
+
+    found = exact.run(3)
+    count = min(3, int((best > 0).sum()))
+    assert found.values[list(found.best_points)] == pytest.approx(np.sort(best)[::-1][:count], rel=1e-9)
+
+    tp = np.unique(sim.points.tp, return_inverse=True)[1]
+    found = exact.run(2, tp)
+    of_tp = np.array([best[tp == t].max() for t in range(tp.max() + 1)])
+    count = min(2, int((of_tp > 0).sum()))
+    assert found.values[list(found.best_points)] == pytest.approx(np.sort(of_tp)[::-1][:count], rel=1e-9)
+    assert len({int(tp[p]) for p in found.best_points}) == count
+
+    for point, (dims, rate) in enumerate(rates):
+        for v, values in enumerate(exact.option_values(point)):
+            for option, value in enumerate(values):
+                expected = float(rate[dims[:, v] == option].max(initial=0.0))
+                assert value == (pytest.approx(expected, rel=1e-9) if expected else None)
+
+
+def point_rates(sim: Simulator, point: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every combination of legal options of a point and its throughput."""
+    axes = [np.flatnonzero(v.legal[point]) for v in sim.variables]
+    dims = np.array(list(itertools.product(*axes)), dtype=np.int64).reshape(-1, len(axes))
+    return dims, sim.evaluate(np.full(len(dims), point), dims).tokens_per_s
+
+
 def _byte_range(sim: Simulator) -> tuple[float, float]:
     n = len(sim.points)
     most = np.zeros((n, len(sim.parts)))

@@ -19,4 +19,4 @@ def test_says_when_the_budget_cuts_it_off(budget: int) -> None:
     num_points = len(problem.megatron_points())
     result = megatron.search(problem, seed=0)
     assert result.calls == problem.calls == budget
-    assert f"first {budget} of {num_points}" in result.note
+    assert f"first {budget} of {num_points} strategies" in result.note

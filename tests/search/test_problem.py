@@ -66,7 +66,13 @@ def test_calls_are_counted_and_end_with_the_budget(tight: ShardingProblem) -> No
 
 def test_megatron_points_are_megatron(tight: ShardingProblem) -> None:
     rows = tight.megatron_points()
-    assert len(rows) == len(tight.sim.points)
+    points, tp = len(tight.sim.points), tight.sim.points.tp
+    assert len(rows) == points + (tp > 1).sum(), "at tp = 1 there is nothing to shard the residual over"
+    sharded = dict(tight.strategy(rows[points:][tp[tp > 1] == 8][0]).choices)
+    assert sharded[RESIDUAL] == 0 and sharded["layers/attn_norm"] == 0
+    assert sharded["layers/q"] == 0 and sharded["layers/o"] == 1
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    rows = rows[:points]
     split = rows[tight.sim.points.tp == 8]
     chosen = dict(tight.strategy(split[0]).choices)
     assert chosen["layers/q"] == 0 and chosen["layers/o"] == 1 and chosen[RESIDUAL] is None

@@ -17,7 +17,7 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     head.add_row("space", f"{data['model']} on {data['cluster']}: {data['degree_points']:,} degree points that fit")
     exact = data["exact"]
     head.add_row("optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s")
-    head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its points)")
+    head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its strategies)")
     yield head
     yield ""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
