@@ -15,7 +15,8 @@ from tests.tracing.families import FAMILIES
 BATCH, LENGTH = 2, 64
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"llama4_text"}))
+# Llama-4 runs every token through every expert; MiniMax takes only the cache it makes itself.
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"llama4_text", "minimax"}))
 def test_flops_equal_a_counter(name, family):
     from transformers import DynamicCache
 
