@@ -36,7 +36,8 @@ class Expectation:
 def expect(graph: OpGraph, strategy: Strategy, *, sequences: int, lengths: tuple[int, ...], dtype: str) -> Expectation:
     """What passes of ``lengths`` tokens (the prompt, then decode steps) of ``sequences`` sequences must send.
 
-    ``sequences`` counts all dp ranks together; ``dtype`` is that of parameters and activations.
+    ``sequences`` counts all dp ranks together; ``dtype`` is that of parameters and activations. A parameter that the
+    model keeps in a dtype of its own (float32 routers) keeps it.
     """
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     for step, length in enumerate(lengths):
@@ -44,7 +45,7 @@ def expect(graph: OpGraph, strategy: Strategy, *, sequences: int, lengths: tuple
         for c in collectives(graph, strategy, tokens=tokens, activation_bytes=dtype_bytes(dtype)):
             found[step, c.kind, c.axis, c.group_size, c.num_bytes] += c.count
     stage = mesh_of(graph, strategy.degrees)
-    placed = (replace(p, dtype=dtype) for p in place_all(graph, strategy))
+    placed = (replace(p, dtype=dtype if p.dtype == graph.dtype else p.dtype) for p in place_all(graph, strategy))
     return Expectation(
         traffic=tuple(sorted(Traffic(*key, count) for key, count in found.items())),
         parameter_bytes=sum(p.local_bytes(stage) for p in placed),
