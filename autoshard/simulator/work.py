@@ -15,6 +15,8 @@ from autoshard.cost import (
     gemm_s,
     grouped_gemm_s,
     memory_op_s,
+    mla_decode_s,
+    mla_prefill_s,
 )
 from autoshard.hardware import Device
 from autoshard.ir import (
@@ -157,15 +159,18 @@ class WorkModel:
         heads = op.heads.size / self._share("tp" if split else None)
         context = op.seen(self.workload.mean_context)
         if self.workload.phase == "decode":
-            key, value = op.latent.size + op.rope_dim, op.latent.size
-            cached = key / (key + value)  # the values are part of the cached keys
-            cache_bytes = dtype_bytes(self.workload.kv_dtype)
-            return attention_decode_s(
-                self.device, self.amounts.sequences, context, heads, cached, key, value, cache_bytes
+            return mla_decode_s(
+                self.device,
+                self.amounts.sequences,
+                context,
+                heads,
+                op.latent.size,
+                op.rope_dim,
+                dtype_bytes(self.workload.kv_dtype),
             )
         tokens = self.workload.tokens_per_sequence
         qk = op.nope_dim + op.rope_dim
-        return attention_prefill_s(self.device, self.amounts.sequences, tokens, context, heads, heads, qk, op.v_dim)
+        return mla_prefill_s(self.device, self.amounts.sequences, tokens, context, heads, qk, op.v_dim)
 
     def _indexer(self, op: Indexer) -> FloatArray:
         """A small attention without values: all heads read one cached key."""
