@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from autoshard.api.solve import make_simulator, run_search
+from autoshard.api.solve import make_simulator, regret_to, run_search
 from autoshard.catalogue import find
 from autoshard.hardware import parse_cluster
 from autoshard.search.exact import ExactSearch
@@ -70,7 +70,7 @@ def main(models: list[str]) -> None:
                 start = time.perf_counter()
                 _, result = run_search(simulator, algorithm, budget=4000, seed=seed)
                 seconds.append(time.perf_counter() - start)
-                regrets.append(max(0.0, 1.0 - result.throughput / optimum))
+                regrets.append(regret_to(optimum, result.throughput))
                 calls.append(result.calls)
             row = [algorithm, f"{statistics.median(calls):.0f}", spread(seconds), spread(regrets, 100)]
             table.add_row(*first, *row)

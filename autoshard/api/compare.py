@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autoshard.api.relax import limit_message
-from autoshard.api.solve import ALGORITHMS, run_search
+from autoshard.api.solve import ALGORITHMS, regret_to, run_search
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.search.exact import ExactSearch
 from autoshard.simulator import Simulator
@@ -62,8 +62,7 @@ def compare(
                 start = time.perf_counter()
                 _, result = run_search(simulator, method, budget=budget, seed=seed)
                 rate, calls, seconds = result.throughput, result.calls, time.perf_counter() - start
-            gap = 1.0 - rate / optimum
-            regret = gap if gap > 1e-12 else 0.0  # below is rounding of two sums
+            regret = regret_to(optimum, rate)
             run = {"seed": seed, "tokens_per_s_per_gpu": rate, "calls": calls, "seconds": seconds, "regret": regret}
             runs.append(run)
         regrets = [r["regret"] for r in runs]

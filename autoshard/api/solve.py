@@ -53,6 +53,12 @@ NUM_ALTERNATIVES = 5
 ALGORITHMS = ("rl", "exact", *(name for name in SEARCHES if name != "rl"))
 
 
+def regret_to(optimum: float, rate: float) -> float:
+    """``1 - rate / optimum``, clipped at 0; below 1e-12 it is the rounding of two sums."""
+    gap = 1.0 - rate / optimum
+    return gap if gap > 1e-12 else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """What was found: the strategy taken (``point``, ``dims``), by whom, and what each side reached (tokens/s/GPU)."""
@@ -75,10 +81,7 @@ class Solution:
 
     def regret(self, rate: float) -> float | None:
         """``1 - rate / optimum``, clipped at 0 (rounding of the two sums aside)."""
-        if not self.exact_rate:
-            return None
-        gap = 1.0 - rate / self.exact_rate
-        return gap if gap > 1e-12 else 0.0
+        return regret_to(self.exact_rate, rate) if self.exact_rate else None
 
 
 def degree_kinds(points: Points) -> IntArray:

@@ -44,6 +44,15 @@ def mesh_of(graph: OpGraph, degrees: Degrees) -> StageMesh:
     return stage_mesh(degrees.dp, degrees.tp, degrees.ep, kv_split_of(graph, degrees.tp))
 
 
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _nearest(degree: int, allowed: list[int]) -> int:
+    """The allowed degree closest to the one asked for, the smaller of two equally close."""
+    return min(allowed, key=lambda d: (abs(d - degree), d))
+
+
 def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tuple[Reason, ...]:
     """Every rule that these degrees break; empty when they are legal.
 
@@ -53,8 +62,7 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
     found = []
     for heads, kv in attention_heads(graph):
         if heads % tp:
-            near = [d for d in range(1, heads + 1) if heads % d == 0]
-            best = min(near, key=lambda d: (abs(d - tp), d))
+            best = _nearest(tp, _divisors(heads))
             found.append(
                 Reason(
                     rule="heads % tp",
@@ -63,8 +71,7 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                 )
             )
         elif kv % tp and tp % kv:
-            near = [d for d in range(1, heads + 1) if heads % d == 0 and (kv % d == 0 or d % kv == 0)]
-            best = min(near, key=lambda d: (abs(d - tp), d))
+            best = _nearest(tp, [d for d in _divisors(heads) if kv % d == 0 or d % kv == 0])
             found.append(
                 Reason(
                     rule="kv_heads vs tp",
@@ -74,8 +81,7 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
             )
     for experts in expert_counts(graph):
         if experts % ep:
-            near = [d for d in range(1, experts + 1) if experts % d == 0]
-            best = min(near, key=lambda d: (abs(d - ep), d))
+            best = _nearest(ep, _divisors(experts))
             found.append(
                 Reason(
                     rule="experts % ep",
