@@ -5,6 +5,7 @@ then one choice per fused op. dp and etp follow. Degrees are masked by the table
 fits); choices by their own legality and by the memory that the choices still to come need at least.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,20 @@ from autoshard.simulator.variables import ILLEGAL_BYTES
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """Rows filled left of a column: their degree points and the bytes of what is chosen, [n, parts]."""
+
+    columns: IntArray
+    point: IntArray
+    used: FloatArray
+
+    def continues(self, x: IntArray, position: int) -> bool:
+        """Whether ``x`` left of ``position`` is these rows with one more column filled."""
+        width = self.columns.shape[1]
+        return width == position - 1 and len(x) == len(self.columns) and np.array_equal(x[:, :width], self.columns)
 
 
 class ShardingProblem:
@@ -42,6 +57,7 @@ class ShardingProblem:
         sizes = [*(len(v) for v in self._values), *(len(v.choices) for v in simulator.variables)]
         self.num_options: IntArray = np.array(sizes, dtype=np.int64)
         self.num_degree_components = len(DEGREE_COMPONENTS)
+        self._last: _Prefix | None = None
 
     @property
     def calls(self) -> int:
@@ -68,12 +84,13 @@ class ShardingProblem:
             allowed[:, :size] = self._prefixes.allowed(x, position)
             return allowed
         v = position - self.num_degree_components
-        point = self.points_of(x)
+        prefix = self._prefix(x, position)
+        point = prefix.point
         legal = self.sim.variables[v].legal[point]
         needs = np.array(self.sim.variables[v].needs_sharded_residual)
         if needs.any():
             legal = legal & (~needs[None, :] | self._sharded_residual(x)[:, None])
-        fits = self._fits_after(x, point, v)
+        fits = self._fits_after(prefix, v)
         both = legal & fits
         allowed[:, :size] = np.where(both.any(1, keepdims=True), both, legal)
         return allowed
@@ -118,18 +135,35 @@ class ShardingProblem:
     def _total(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
         return self.sim.held_bytes(point, part_bytes) + self.sim.fixed_bytes(point)
 
-    def _fits_after(self, x: IntArray, point: IntArray, v: int) -> BoolArray:
+    def _prefix(self, x: IntArray, position: int) -> "_Prefix":
+        """Points and bytes of the columns left of ``position``, from those of the last call where they continue it.
+
+        Masks are asked for column by column, so that each call adds one variable's bytes instead of all of them.
+        """
+        last, first = self._last, self.num_degree_components
+        if last is not None and last.continues(x, position) and position > first:
+            point, column = last.point, position - 1
+            used = last.used + self._bytes[column - first][point, x[:, column]]
+        else:
+            point = self.points_of(x)
+            used = np.zeros((len(x), len(self.sim.parts)))
+            for u in range(position - first):
+                used = used + self._bytes[u][point, x[:, first + u]]
+        self._last = _Prefix(columns=x[:, :position].copy(), point=point, used=used)
+        return self._last
+
+    def _fits_after(self, prefix: "_Prefix", v: int) -> BoolArray:
         """Options of variable ``v`` after which the cheapest rest still fits: [n, options]."""
-        fits = np.ones((len(x), len(self.sim.variables[v].choices)), dtype=bool)
-        tight = np.flatnonzero(self._tight[point])
+        num_options = len(self.sim.variables[v].choices)
+        fits = np.ones((len(prefix.point), num_options), dtype=bool)
+        tight = np.flatnonzero(self._tight[prefix.point])
         if not len(tight):
             return fits
-        at = point[tight]
-        used = self._least_after[v][at]
-        for u in range(v):
-            used = used + self._bytes[u][at, x[tight, self.num_degree_components + u]]
-        for option in range(fits.shape[1]):
-            fits[tight, option] = self._total(at, used + self._bytes[v][at, option]) <= self.sim.capacity_bytes
+        at = prefix.point[tight]
+        used = self._least_after[v][at] + prefix.used[tight]
+        each = (used[:, None] + self._bytes[v][at]).reshape(len(at) * num_options, -1)
+        total = self._total(np.repeat(at, num_options), each)
+        fits[tight] = (total <= self.sim.capacity_bytes).reshape(len(at), num_options)
         return fits
 
     def legal(self, x: IntArray) -> BoolArray:
