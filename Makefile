@@ -12,10 +12,10 @@ DEMO_CLUSTER ?= H100x64
 DEMO_CONTEXT ?= 16384
 DEMO_TPOT_MS ?= 20
 
-.PHONY: help install demo test lint types check bench bench-fidelity gpu-check wheel format clean
+.PHONY: help install demo test lint types check bench bench-fidelity paper paper-full gpu-check wheel format clean
 
 help:
-	@echo "targets: demo test lint types check bench bench-fidelity gpu-check wheel format clean"
+	@echo "targets: demo test lint types check bench bench-fidelity paper paper-full gpu-check wheel format clean"
 
 $(STAMP): pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,6 +46,17 @@ check: lint types test
 
 bench: $(STAMP)
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+# The paper's study on a declared subset of points; `paper-full` is resumable and takes a night.
+paper: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
+	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.paper.page
+
+paper-full: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
+	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --full --out build/paper-full.jsonl
+	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl
 
 # On a machine with CUDA: its own constants, as a cluster file for --cluster.
 gpu-check: $(STAMP)

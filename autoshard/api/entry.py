@@ -35,7 +35,7 @@ def autoshard(
         cluster: A `Cluster`, a name such as ``"H100x64"``, or the path of a YAML file.
         workload: What is served; decode at a context of 4096 by default.
         search: ``rl`` (the paper's agent, improved), ``exact``, ``rl-paper`` (as published), ``megatron``,
-            ``anneal``, ``mcmc``, ``walk`` or ``random``.
+            ``anneal``, ``mcmc``, ``evolution``, ``walk`` or ``random``.
         budget: Simulator calls that the search may use.
         seed: Of the search; the same seed gives the same plan.
         fix: Degrees to hold (``pp dp tp ep etp batch replicas``), as a mapping or ``"tp=8,ep=8"``.

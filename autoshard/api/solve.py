@@ -12,6 +12,7 @@ from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.search.anneal import search as search_anneal
+from autoshard.search.evolution import search as search_evolution
 from autoshard.search.exact import ExactResult, ExactSearch
 from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
@@ -42,6 +43,7 @@ SEARCHES: Mapping[str, Search] = {
     "megatron": search_megatron,
     "anneal": search_anneal,
     "mcmc": search_mcmc,
+    "evolution": search_evolution,
     "walk": search_walk,
     "random": search_random,
 }

@@ -49,7 +49,7 @@ def small(write_config: Callable[[str], str]) -> str:
         (["plan", "mixtral-8x7b", "--pin", "q=2"], "q=2: a choice is 0 (shard the output), 1 "),
         (
             ["plan", "mixtral-8x7b", "--search", "rll"],
-            "unknown search 'rll'; known are rl, exact, rl-paper, megatron, anneal, mcmc, walk, random",
+            "unknown search 'rll'; known are rl, exact, rl-paper, megatron, anneal, mcmc, evolution, walk, random",
         ),
         (["plan", "mixtral-8x7b", "--phase", "serve"], "unknown phase 'serve'"),
         (["plan", "mixtral-8x7b", "--dtype", "bf17"], "unknown dtype 'bf17'"),

@@ -5,13 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from autoshard.search import anneal, mcmc, rl, walk
+from autoshard.search import anneal, evolution, mcmc, rl, walk
 from autoshard.search.proposals import neighbours, sample, step
 from tests.search.toy import ToyProblem
 
 PAPER = partial(rl.search, config=rl.PAPER, name="rl-paper")
 LOCAL = [("anneal", anneal.search), ("mcmc", mcmc.search), ("walk", walk.search)]
-ALL = [*LOCAL, ("rl-paper", PAPER)]
+ALL = [*LOCAL, ("evolution", evolution.search), ("rl-paper", PAPER)]
 
 
 @pytest.mark.parametrize("name, search", ALL)
@@ -52,6 +52,25 @@ def test_annealing_finds_the_optimum(num_gpus: int, toy_seed: int, slo: float) -
     for seed in range(2):
         problem = ToyProblem(num_gpus=num_gpus, num_ops=5, seed=toy_seed, slo=slo, budget=1500)
         assert anneal.search(problem, seed=seed).throughput == pytest.approx(optimum, rel=1e-9), seed
+
+
+def test_evolution_finds_the_optimum_of_a_small_problem_and_ends() -> None:
+    problem = ToyProblem(num_gpus=4, num_ops=2, budget=600)
+    result = evolution.search(problem, seed=0)
+    assert result.throughput == pytest.approx(problem.optimum(), rel=1e-9)
+
+
+def test_keys_decode_to_every_legal_strategy_and_no_other() -> None:
+    """0 is the first allowed option of every component, 1 the last; random keys reach all legal strategies."""
+    problem = ToyProblem(num_gpus=4, num_ops=1)
+    first, last = evolution.decode(problem, np.array([[0.0] * 6, [1.0] * 6]))
+    for x, pick in ((first, np.argmax), (last, lambda a: len(a) - 1 - int(np.argmax(a[::-1])))):
+        for position in range(6):
+            assert x[position] == pick(problem.mask(x[None], position)[0])
+    found = evolution.decode(problem, np.random.default_rng(0).random((20_000, 6)))
+    assert problem.legal(found).all()
+    everything = sample(problem, 20_000, np.random.default_rng(1))
+    assert {tuple(x) for x in found.tolist()} == {tuple(x) for x in everything.tolist()}
 
 
 def test_a_chain_of_single_edits_finds_the_optimum_of_a_small_problem() -> None:

@@ -13,7 +13,7 @@ from autoshard.workload import Workload
 def compare(
     model: o.Model,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated: rl, rl-paper, megatron, anneal, mcmc, walk, random, exact.")
+        str, typer.Option(help="Comma-separated: rl, rl-paper, megatron, anneal, mcmc, evolution, walk, random, exact.")
     ] = "rl,megatron,random",
     seeds: Annotated[int, typer.Option(help="Runs of each method that has a seed.")] = 10,
     cluster: o.Cluster = o.CLUSTER,

@@ -23,7 +23,9 @@ def plan(
     tpot_ms: o.TpotMs = None,
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
-    search: Annotated[str, typer.Option(help="rl, exact, rl-paper, megatron, anneal, mcmc, walk or random.")] = "rl",
+    search: Annotated[
+        str, typer.Option(help="rl, exact, rl-paper, megatron, anneal, mcmc, evolution, walk or random.")
+    ] = "rl",
     budget: o.Budget = 4000,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     pin: o.Pin = None,
