@@ -102,12 +102,14 @@ def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, A
                 "reason": op.reason,
                 "parameters_share": b.repeat * op.num_parameters / graph.num_parameters,
                 "flops_share": b.repeat * op.flops(1.0) / total if total else 0.0,
+                "state_bytes": b.repeat * op.state_bytes,
+                "cache_bytes_per_token": b.repeat * op.cache_bytes_per_token,
             }
             for b, op in opaque
         ],
         "opaque_flops_share": sum(b.repeat * op.flops(1.0) for b, op in opaque) / total if total else 0.0,
         "opaque_parameters_share": sum(b.repeat * op.num_parameters for b, op in opaque) / graph.num_parameters,
-        "opaque_state_share": 0.0,  # an opaque op keeps no state: a mixer is never opaque
+        "opaque_state_share": graph.opaque_state_share(kv_dtype=kv_dtype),
     }
 
 

@@ -59,21 +59,25 @@ class LatentAttention(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer(Op):
-    """Picks ``top_k`` keys a token by a small attention; inputs are (q, k, weights of its heads)."""
+    """Picks ``top_k`` keys a token by a small attention; inputs are (q, k, weights of its heads).
+
+    ``pooled`` says that it picks among keys that stand for so many tokens each.
+    """
 
     kind: Literal["indexer"] = "indexer"
     heads: Dim
     head_dim: int
     top_k: int
+    pooled: int = 1
 
     def flops(self, tokens: float, context: float = 0.0) -> float:
         """``2 t ctx heads (head_dim + 1)``: scores of every head, and their weighted sum."""
-        return 2.0 * tokens * context * self.heads.size * (self.head_dim + 1)
+        return 2.0 * tokens * context / self.pooled * self.heads.size * (self.head_dim + 1)
 
     @property
-    def kv_elements_per_token(self) -> int:
+    def kv_elements_per_token(self) -> float:
         """Cached elements per token and layer: one key, shared by the heads."""
-        return self.head_dim
+        return self.head_dim / self.pooled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

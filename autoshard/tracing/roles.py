@@ -21,7 +21,6 @@ from autoshard.tracing.attention_roles import Core, assign_attention, assign_out
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
 from autoshard.tracing.expert_groups import group_experts
-from autoshard.tracing.export import TRACE_TOKENS
 from autoshard.tracing.regions import insert_regions, mixes
 
 _NONLINEAR = frozenset(
@@ -172,10 +171,10 @@ def _unranked(flow: Dataflow, found: list[Found], roles: Roles, up: Found) -> Fo
     tokens = flow.sources(*flow.operands(up))
     alike = [op for op in found if is_matrix(op) and not op.role and _rows(op) == _rows(up)]
     alike = [op for op in alike if flow.sources(*flow.operands(op)) == tokens]
-    if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % TRACE_TOKENS:
+    if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % flow.tokens:
         return None
     alike[0].role = "router"
-    roles.top_k[alike[0]] = rows // TRACE_TOKENS
+    roles.top_k[alike[0]] = rows // flow.tokens
     return alike[0]
 
 
@@ -188,7 +187,7 @@ def _dense_ffns(flow: Dataflow, found: list[Found], roles: Roles) -> None:
         plain = all(u in found and is_matrix(u) and not u.role for u in ups)
         between = flow.between(*flow.operands(down))
         passed = {base_name(n) for n in between}
-        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(between):
+        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(flow, between):
             continue
         ups = _gate_first(flow, ups, down)
         down.role = "down"
