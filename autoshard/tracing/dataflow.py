@@ -170,6 +170,10 @@ class Dataflow:
             node = node.args[0]
         return node
 
+    def parameters(self) -> list[fx.Node]:
+        """All parameter placeholders of the graph, used or not."""
+        return list(self._parameters)
+
     def name_of(self, parameter: fx.Node) -> str:
         """The name behind a placeholder."""
         return self._parameters[parameter]

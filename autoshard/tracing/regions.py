@@ -15,7 +15,7 @@ from autoshard.tracing.attention_roles import Core, is_matrix
 from autoshard.tracing.axes import argument, base_name, shape_of
 from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found, data_inputs, is_tensor
 from autoshard.tracing.export import TRACE_BATCH
-from autoshard.tracing.recognise import CONTRACTIONS
+from autoshard.tracing.recognise import CONTRACTIONS, is_root
 
 _PARTS = LAYOUT | {"slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "unbind", "narrow"}
 _SCALING = frozenset(["mul", "div", "add", "sub", "mul_", "div_", "add_", "sub_", "clamp", "neg"])
@@ -62,10 +62,10 @@ def _read(flow: Dataflow, op: Found) -> list[fx.Node]:
         return list(flow.operands(op))
     if base_name(op.node) in ("layer_norm", "rms_norm"):
         return [op.node.all_input_nodes[0]]
-    roots = [n for n in flow.between(*flow.operands(op)) if base_name(n) in ("rsqrt", "sqrt")]
+    roots = [n for n in flow.between(*flow.operands(op)) if is_root(n)]
     if not roots:
         return []
-    behind = flow.between(max(roots, key=flow.position))
+    behind = flow.between(*max(roots, key=flow.position).all_input_nodes)
     squares = [n for n in behind if base_name(n) in ("pow", "square", "var", "linalg_vector_norm") or _is_square(n)]
     return [max(squares, key=flow.position).all_input_nodes[0]] if squares else []
 

@@ -71,6 +71,11 @@ class Roles:
     router_of: dict[Found, Found] = field(default_factory=dict)
     by_maximum: set[Found] = field(default_factory=set)
 
+    def experts_per_token(self, router: Found, experts: int) -> int:
+        """Of a router's choices, those that fall on experts with weights, if all rows are chosen alike."""
+        assert router.weight is not None
+        return max(1, self.top_k[router] * experts // shape_of(router.weight)[0])
+
     def ffn_into(self, down: Found) -> Ffn | None:
         """The feed-forward network that ends in ``down``."""
         return next((f for f in self.ffns if f.down is down), None)
@@ -154,8 +159,13 @@ def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
         reached = [r for r in flow.sources(*flow.operands(ups[0])) if r in routers]
         alike = [r for r in routers if _rows(r) == _rows(down)]
         router = next(iter((*reached, *alike)), None) or _unranked(flow, found, roles, ups[0])
-        if router is None or any(_rows(op) != _rows(router) for op in (*ups, down)):
+        rows = min(_rows(op) for op in (*ups, down))
+        if router is None or rows > _rows(router) or (router not in reached and rows < _rows(router)):
             continue
+        if len({_rows(op) for op in (*ups, down)}) > 1 and not all(op.experts for op in (*ups, down)):
+            continue
+        for op in (*ups, down):
+            op.experts = rows if op.experts else 0
         down.role = "experts_down"
         ups = _gate_first(flow, ups, down)
         for i, up in enumerate(ups):
