@@ -128,7 +128,9 @@ class OpGraph:
                 total += b.repeat * op.expanded_flops(tokens, context)
             elif isinstance(op, Mixer):
                 total += b.repeat * op.traced_flops_per_token * tokens
-            elif not isinstance(op, Norm | Activation | Add | Combine):
+            elif isinstance(op, Combine):
+                total += b.repeat * op.contraction_flops_per_token * tokens
+            elif not isinstance(op, Norm | Activation | Add):
                 total += b.repeat * op.flops(tokens, context)
         return total
 

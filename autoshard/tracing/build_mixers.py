@@ -138,6 +138,7 @@ class MixerBuilder(BlockBuilder):
             signature=f"{', '.join('t ' + name for _ in self._inputs(op))} -> t {name}",
             follows=None if core is None else self.names[core],
             width=Dim(name=name, size=width),
+            contraction_flops_per_token=sum(self._flops(n) for n in op.nodes) / self.context.tokens,
         )
 
     def _read(self, op: Found) -> tuple[Found, ...]:

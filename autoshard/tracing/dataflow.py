@@ -140,6 +140,11 @@ class Dataflow:
             self.labels[node] = found
             found.nodes.append(node)
 
+    def forget(self, found: Found) -> None:
+        """Take the nodes of an op back: they are in-between again."""
+        for node in found.nodes:
+            del self.labels[node]
+
     def sources(self, *starts: fx.Node) -> tuple[Found, ...]:
         """The found ops (or the block input) that ``starts`` come from, in order of arguments."""
         found: dict[Found, None] = {}

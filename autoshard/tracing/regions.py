@@ -18,6 +18,7 @@ from autoshard.tracing.export import TRACE_BATCH
 from autoshard.tracing.recognise import CONTRACTIONS, is_root
 
 _PARTS = LAYOUT | {"slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "unbind", "narrow"}
+_SLICED = LAYOUT | {"select"}
 _SCALING = frozenset(["mul", "div", "add", "sub", "mul_", "div_", "add_", "sub_", "clamp", "neg"])
 _MIXING = CONTRACTIONS | {
     "conv1d",
@@ -140,8 +141,10 @@ def mixes(flow: Dataflow, nodes: list[fx.Node]) -> bool:
 
 
 def _contracts_tokens(flow: Dataflow, node: fx.Node) -> bool:
-    name = base_name(node)
-    return name in _MIXING and not (name in CONTRACTIONS and flow.is_per_token(node))
+    if base_name(node) not in CONTRACTIONS:
+        return base_name(node) in _MIXING
+    weights = [n for n in node.all_input_nodes if flow.parameter(n, through=_SLICED) is not None]
+    return not weights and not flow.is_per_token(node)
 
 
 def _pools(flow: Dataflow, node: fx.Node) -> bool:

@@ -100,6 +100,9 @@ def assign_roles(flow: Dataflow, found: list[Found], output: set[fx.Node]) -> Ro
         if is_matrix(op) and not op.role and flow.sources(*flow.operands(op)) and _is_output(flow, op, output):
             op.role = "head"
     _dense_ffns(flow, found, roles)
+    for op in [b for b in found if _is_bank(b) and not b.role]:
+        flow.forget(op)  # matrices of experts that are no feed-forward network: part of what lies between known ops
+        found.remove(op)
     for op in found:
         if op.shape == "attention" and not op.role:
             op.role = "attention"
