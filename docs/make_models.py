@@ -50,7 +50,7 @@ All causal language models of transformers whose config has experts, each at the
 nothing is said, or at published ones (marked *) where those make no model. `exact` says whether the graph's parameters
 are those of the class. Opaque shares are of FLOPs, parameters, and cache and state bytes.
 
-| architecture | class | parameters | exact | active | opaque FLOPs | opaque parameters | opaque state | kinds | trace s |
+| architecture | class | parameters | exact | active | FLOPs opaque | parameters | state | kinds | trace s |
 |---|---|---:|---|---:|---:|---:|---:|---:|---:|
 """
 
@@ -198,7 +198,10 @@ def active_row(name: str, graph: OpGraph) -> str:
     """One line of the table of published active parameters."""
     active = graph.num_active_parameters / 1e9
     table = sum(op.num_parameters for _, op in graph.all_ops() if isinstance(op, Embedding)) / 1e9
-    head = sum(op.in_dim.size * op.out_dim.size for _, op in graph.all_ops() if isinstance(op, Linear) and op.is_head) / 1e9
+    head = (
+        sum(op.in_dim.size * op.out_dim.size for _, op in graph.all_ops() if isinstance(op, Linear) and op.is_head)
+        / 1e9
+    )
     tied = any(p.shared_with for _, op in graph.all_ops() if isinstance(op, Linear) and op.is_head for p in op.params)
     counts = [active, active if tied else active - table, active - (table if tied else table + head)]
     said = ACTIVE_BILLIONS[name]
@@ -218,7 +221,12 @@ def architecture_row(model_type: str, class_name: str) -> str | None:
     try:
         with quiet_transformers():
             config = config_class().to_dict()
-        config = {**config, **PUBLISHED_SIZES.get(model_type, {}), "model_type": model_type, "architectures": [class_name]}
+        config = {
+            **config,
+            **PUBLISHED_SIZES.get(model_type, {}),
+            "model_type": model_type,
+            "architectures": [class_name],
+        }
         source = resolve(config)
         held = sum(p.numel() for p in source.build().parameters())
         graph = trace_source(source)

@@ -7,8 +7,8 @@ from torch import fx
 
 from autoshard.ir import BLOCK_INPUT, FusedOp
 from autoshard.tracing.build import OpBuilder
-from autoshard.tracing.context import GraphContext
 from autoshard.tracing.build_state import account_for_state
+from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import BLOCK_INPUT_SOURCE, Dataflow, Found, is_tensor
 from autoshard.tracing.recognise import recognise
 from autoshard.tracing.roles import Roles, assign_roles

@@ -17,8 +17,8 @@ class GraphContext:
 
     ``owners`` gives the module that ran a node; ``data`` the nodes that depend on token embeddings; ``token_ids`` and
     ``output`` what enters and leaves the model. ``hidden`` is the width of the residual, ``positions`` the axis of its
-    tokens in a sequence, ``length`` the tokens of a traced sequence, ``tokens`` those of the traced batch. ``kept`` gives what the layer around an FQN keeps for a
-    sequence.
+    tokens in a sequence, ``length`` the tokens of a traced sequence, ``tokens`` those of the traced batch. ``kept``
+    gives what the layer around an FQN keeps for a sequence.
     """
 
     analysis: AxisAnalysis

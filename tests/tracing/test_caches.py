@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.api.describe import describe_graph
+from autoshard.api.describe_model import describe_graph
 from autoshard.ir import Attention
 from autoshard.tracing import resolve, trace
 from tests.tracing.families import FAMILIES
@@ -83,7 +83,7 @@ class _Keeper(nn.Module):
         self.layers = nn.ModuleList(_Strange(i, keeps=i > 1).bfloat16() for i in range(4))
         self.head = nn.Linear(32, 50, bias=False, dtype=torch.bfloat16)
 
-    def forward(self, input_ids, cache=None, use_cache=False):
+    def forward(self, input_ids, cache=None, use_cache=False):  # noqa: ARG002
         x = self.table(input_ids)
         for layer in self.layers:
             x = layer(x, cache)

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
-from autoshard.tracing import resolve, trace_source
+from autoshard.tracing import resolve
 from tests.tracing.families import FAMILIES
 
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
