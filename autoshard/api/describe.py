@@ -1,9 +1,9 @@
-"""A plan, and a traced model, as the JSON that people and programs read. The command line shows the same data."""
+"""A plan as the JSON that people and programs read. The command line shows the same data."""
 
 from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
-from autoshard.ir import Block, FusedOp, OpGraph
+from autoshard.ir import OpGraph
 from autoshard.plan import PlanData
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, option_illegal
@@ -69,67 +69,3 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
                 "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
             }
     return found
-
-
-def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, Any]:
-    """A traced model: sizes, work per token, and every fused op of every kind of block.
-
-    FLOPs are per token without attention's context term (``attention_flops_per_token_per_key`` has it), as a serving
-    engine spends them (top-k experts, causal half, latent attention absorbed); ``traced_*`` are what the model's own
-    code spends in matrices. ``bytes`` are those of an op's parameters.
-    """
-    total = graph.flops(1.0, 0.0)
-    opaque = [(b, op) for b, op in graph.all_ops() if op.kind == "opaque"]
-    return {
-        "model": graph.model_name,
-        "class": graph.model_class,
-        "dtype": graph.dtype,
-        "structural_hash": graph.structural_hash(),
-        "parameters": graph.num_parameters,
-        "active_parameters": graph.num_active_parameters,
-        "flops_per_token": total,
-        "attention_flops_per_token_per_key": graph.flops(1.0, 1.0) - total,
-        "traced_flops_per_token": graph.traced_flops(1.0, 0.0),
-        "traced_attention_flops_per_token_per_key": graph.traced_flops(1.0, 1.0) - graph.traced_flops(1.0, 0.0),
-        "kv_bytes_per_token": graph.kv_bytes_per_token(kv_dtype),
-        "state_bytes_per_sequence": graph.state_bytes_per_sequence(),
-        "blocks": [_block(b) for b in graph.components()],
-        "opaque": [
-            {
-                "block": b.name,
-                "name": op.name,
-                "fqn": op.fqn,
-                "reason": op.reason,
-                "parameters_share": b.repeat * op.num_parameters / graph.num_parameters,
-                "flops_share": b.repeat * op.flops(1.0) / total if total else 0.0,
-            }
-            for b, op in opaque
-        ],
-        "opaque_flops_share": sum(b.repeat * op.flops(1.0) for b, op in opaque) / total if total else 0.0,
-        "opaque_parameters_share": sum(b.repeat * op.num_parameters for b, op in opaque) / graph.num_parameters,
-        "opaque_state_share": 0.0,  # an opaque op keeps no state: a mixer is never opaque
-    }
-
-
-def _block(block: Block) -> dict[str, Any]:
-    return {
-        "name": block.name,
-        "repeat": block.repeat,
-        "instances": list(block.instances),
-        "ops": [_op(op) for op in block.ops],
-    }
-
-
-def _op(op: FusedOp) -> dict[str, Any]:
-    return {
-        "name": op.name,
-        "kind": op.kind,
-        "fqn": op.fqn,
-        "inputs": list(op.inputs),
-        "signature": op.signature,
-        "flops": op.flops(1.0),
-        "bytes": sum(p.num_bytes for p in op.params if p.shared_with is None),
-        "params": [
-            {"fqn": p.fqn, "shape": list(p.shape), "dtype": p.dtype, "shared_with": p.shared_with} for p in op.params
-        ],
-    }

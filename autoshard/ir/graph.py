@@ -17,6 +17,7 @@ from autoshard.ir.ops import (
     LatentAttention,
     Mixer,
     Norm,
+    Opaque,
 )
 from autoshard.units import dtype_bytes
 
@@ -121,24 +122,41 @@ class OpGraph:
         total = 0.0
         for b, op in self.all_ops():
             if isinstance(op, Attention):
-                total += b.repeat * 2.0 * tokens * context * op.heads.size * (op.qk_dim + op.v_dim)
+                keys = context * (1.0 + (0.0 if op.pooled is None else 1.0 / op.pooled))
+                total += b.repeat * 2.0 * tokens * keys * op.heads.size * (op.qk_dim + op.v_dim)
             elif isinstance(op, LatentAttention):
                 total += b.repeat * op.expanded_flops(tokens, context)
             elif isinstance(op, Mixer):
                 total += b.repeat * op.traced_flops_per_token * tokens
-            elif not isinstance(op, Norm | Activation | Add | Combine):
+            elif isinstance(op, Combine):
+                total += b.repeat * op.contraction_flops_per_token * tokens
+            elif not isinstance(op, Norm | Activation | Add):
                 total += b.repeat * op.flops(tokens, context)
         return total
 
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
         """KV-cache bytes of one token over all layers (unsharded, before any window)."""
-        caching = (Attention, LatentAttention, Indexer)
-        elements = sum(b.repeat * op.kv_elements_per_token for b, op in self.all_ops() if isinstance(op, caching))
-        return elements * dtype_bytes(kv_dtype)
+        return self.kv_growth(0, kv_dtype)
+
+    def kv_growth(self, length: int, kv_dtype: str = "bfloat16") -> float:
+        """Bytes by which the KV cache of a sequence of ``length`` tokens grows with one more token, over all layers.
+
+        Layers whose window is full add nothing any more.
+        """
+        return sum(b.repeat * _growth(op, length, kv_dtype) for b, op in self.all_ops())
 
     def state_bytes_per_sequence(self) -> float:
         """Bytes of recurrent state of one sequence over all layers, whatever its length."""
-        return sum(b.repeat * op.state_bytes for b, op in self.all_ops() if isinstance(op, Mixer))
+        return sum(b.repeat * op.state_bytes for b, op in self.all_ops() if isinstance(op, Mixer | Opaque))
+
+    def opaque_state_share(self, length: int = 4096, kv_dtype: str = "bfloat16") -> float:
+        """Share of the cache and state of a sequence of ``length`` tokens that no understood op keeps."""
+        opaque = total = 0.0
+        for b, op in self.all_ops():
+            held = b.repeat * _held(op, length, kv_dtype)
+            total += held
+            opaque += held if isinstance(op, Opaque) else 0.0
+        return opaque / total if total else 0.0
 
     def structural_hash(self) -> str:
         """Identity of the structure: op kinds, dims, edges and parameter names and shapes; not the model's name."""
@@ -146,3 +164,28 @@ class OpGraph:
         data.pop("model_name")
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _growth(op: FusedOp, length: int, kv_dtype: str) -> float:
+    """Bytes an op adds to the cache of a sequence of ``length`` tokens with the next token."""
+    window = op.window if isinstance(op, Attention | LatentAttention) else None
+    grows = window is None or length < window
+    match op:
+        case Attention():
+            elements = (op.kv_elements_per_token if grows else 0) + op.pooled_elements_per_token
+            return elements * dtype_bytes(kv_dtype)
+        case LatentAttention() | Indexer():
+            return (op.kv_elements_per_token if grows else 0) * dtype_bytes(kv_dtype)
+        case Opaque():
+            return op.cache_bytes_per_token
+        case _:
+            return 0.0
+
+
+def _held(op: FusedOp, length: int, kv_dtype: str) -> float:
+    """Bytes an op keeps for a sequence of ``length`` tokens."""
+    window = op.window if isinstance(op, Attention | LatentAttention) else None
+    in_window = length if window is None else min(length, window)
+    beyond = length - in_window
+    held = in_window * _growth(op, 0, kv_dtype) + beyond * _growth(op, length, kv_dtype)
+    return held + (op.state_bytes if isinstance(op, Mixer | Opaque) else 0.0)

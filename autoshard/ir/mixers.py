@@ -4,7 +4,7 @@
 latent attention (MLA)   keys and values are made from one cached latent per token, ``kv_b`` expands it per head
 indexer                  a small attention that picks, for every token, the ``top_k`` keys the large one looks at
 mixer                    linear attention, state-space model or short convolution: a state of fixed size per sequence
-combine                  pointwise combination of tensors: an output gate, the gate of a shared expert
+combine                  combination of tensors token by token: an output gate, the gate of a shared expert
 ======================== ===========================================================================================
 """
 
@@ -59,21 +59,25 @@ class LatentAttention(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer(Op):
-    """Picks ``top_k`` keys a token by a small attention; inputs are (q, k, weights of its heads)."""
+    """Picks ``top_k`` keys a token by a small attention; inputs are (q, k, weights of its heads).
+
+    ``pooled`` says that it picks among keys that stand for so many tokens each.
+    """
 
     kind: Literal["indexer"] = "indexer"
     heads: Dim
     head_dim: int
     top_k: int
+    pooled: int = 1
 
     def flops(self, tokens: float, context: float = 0.0) -> float:
         """``2 t ctx heads (head_dim + 1)``: scores of every head, and their weighted sum."""
-        return 2.0 * tokens * context * self.heads.size * (self.head_dim + 1)
+        return 2.0 * tokens * context / self.pooled * self.heads.size * (self.head_dim + 1)
 
     @property
-    def kv_elements_per_token(self) -> int:
+    def kv_elements_per_token(self) -> float:
         """Cached elements per token and layer: one key, shared by the heads."""
-        return self.head_dim
+        return self.head_dim / self.pooled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +105,15 @@ class Mixer(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combine(Op):
-    """A pointwise function of its inputs: ``t width, ... -> t width``."""
+    """A function of its inputs that takes every token by itself: ``t width, ... -> t width``.
+
+    Mostly pointwise; ``contraction_flops_per_token`` are those of matrices inside that are none of the known ops.
+    """
 
     kind: Literal["combine"] = "combine"
     width: Dim
+    contraction_flops_per_token: float = 0.0
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
-        """About two operations per element and input."""
-        return 2.0 * tokens * self.width.size * max(1, len(self.inputs))
+        """About two operations per element and input, and the matrices."""
+        return tokens * (2.0 * self.width.size * max(1, len(self.inputs)) + self.contraction_flops_per_token)

@@ -78,6 +78,9 @@ class Attention(Op):
     """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
 
     ``window`` limits the context a token sees. ``shared_kv`` says that keys and values are one tensor, cached once.
+    Some models add, beyond their own keys, one more key pooled from every ``pooled`` tokens. Where an indexer picks
+    keys (the pooled ones, if there are any), a token looks at ``selected`` of them at most. The pooled keys' op, and
+    the indexer, are the last inputs.
     """
 
     kind: Literal["attention"] = "attention"
@@ -87,16 +90,33 @@ class Attention(Op):
     v_dim: int
     window: int | None = None
     shared_kv: bool = False
+    pooled: int | None = None
+    selected: int | None = None
+
+    def seen(self, context: float) -> float:
+        """Keys of single tokens that a token looks at out of ``context``."""
+        limits = [self.window, self.selected if self.pooled is None else None]
+        return min([context, *(float(n) for n in limits if n is not None)])
+
+    def seen_pooled(self, context: float) -> float:
+        """Pooled keys a token looks at out of those of ``context`` tokens."""
+        keys = 0.0 if self.pooled is None else context / self.pooled
+        return keys if self.selected is None else min(keys, float(self.selected))
 
     def flops(self, tokens: float, context: float = 0.0) -> float:
         """``2 t ctx heads (qk_dim + v_dim)`` with ``ctx`` the mean number of keys a token attends to."""
-        seen = context if self.window is None else min(context, float(self.window))
+        seen = self.seen(context) + self.seen_pooled(context)
         return 2.0 * tokens * seen * self.heads.size * (self.qk_dim + self.v_dim)
 
     @property
     def kv_elements_per_token(self) -> int:
         """Cached elements per token and layer: keys and values of all kv heads, once if they are the same tensor."""
         return self.kv_heads.size * (self.qk_dim if self.shared_kv else self.qk_dim + self.v_dim)
+
+    @property
+    def pooled_elements_per_token(self) -> float:
+        """Cached elements of pooled keys per token and layer; no window applies to them."""
+        return 0.0 if self.pooled is None else self.kv_elements_per_token / self.pooled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +190,17 @@ class Add(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opaque(Op):
-    """Something the tracer does not understand. It runs replicated, with the FLOPs its traced nodes have."""
+    """Something the tracer does not understand. It runs replicated, with the FLOPs its traced nodes have.
+
+    ``state_bytes`` per sequence and ``cache_bytes_per_token`` are what the model was seen to keep for the block and no
+    other op of the block keeps.
+    """
 
     kind: Literal["opaque"] = "opaque"
     width: Dim
     flops_per_token: float = 0.0
+    state_bytes: float = 0.0
+    cache_bytes_per_token: float = 0.0
     reason: str = ""
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002

@@ -113,9 +113,11 @@ def free_ops(block: Block) -> Sequence[FusedOp]:
 
 def _has_own_projections(block: Block, op: Attention) -> bool:
     """Whether q, k and v come from three projections, so that each rank can have its heads."""
+    if op.pooled is not None:
+        return False
     made = {o.name: o for o in block.ops}
-    own = [made[name] for name in op.inputs if name in made]
-    return len(set(op.inputs)) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
+    own = [made[name] for name in op.inputs if name in made and not isinstance(made[name], Indexer)]
+    return len({o.name for o in own}) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
 
 
 def sharded_residual_reason(graph: OpGraph) -> str | None:

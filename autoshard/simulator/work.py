@@ -126,10 +126,11 @@ class WorkModel:
         heads = op.heads.size / self._share("tp" if split else None)
         kv_heads = op.kv_heads.size / self._share("tp_kv" if split else None)
         context, tokens = self.workload.mean_context, float(self.workload.tokens_per_sequence)
-        if op.window is not None and self.workload.phase == "decode":
-            context = min(context, float(op.window))
+        if self.workload.phase == "decode":
+            context = op.seen(context)
         elif op.window is not None and op.window < tokens:
             context = mean_window_context(op.window, tokens)
+        context += op.seen_pooled(self.workload.mean_context)
         if self.workload.phase == "decode":
             if op.shared_kv:  # the cache is read once for both
                 kv_heads = kv_heads * op.qk_dim / (op.qk_dim + op.v_dim)
@@ -174,7 +175,7 @@ class WorkModel:
 
     def _indexer(self, op: Indexer) -> FloatArray:
         """A small attention without values: all heads read one cached key."""
-        sequences, context = self.amounts.sequences, self.workload.mean_context
+        sequences, context = self.amounts.sequences, self.workload.mean_context / op.pooled
         heads = np.full(len(self.points), float(op.heads.size))
         if self.workload.phase == "decode":
             cache_bytes = dtype_bytes(self.workload.kv_dtype)
@@ -218,6 +219,8 @@ class WorkModel:
         in_flight = (self.points.sequences * self.points.microbatches).astype(np.float64)
         if isinstance(op, Mixer):
             return in_flight * op.state_bytes
+        if isinstance(op, Opaque):
+            return in_flight * (op.state_bytes + op.cache_bytes_per_token * self.workload.cached_tokens_per_sequence)
         if isinstance(op, LatentAttention | Indexer):
             window = op.window if isinstance(op, LatentAttention) else None
             cached = self.workload.cached_tokens_per_sequence if window is None else window
@@ -230,5 +233,6 @@ class WorkModel:
         if op.window is not None:
             cached = min(cached, op.window)
         per_token = op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
-        held = self.points.sequences * self.points.microbatches * float(cached)
-        return held * per_token / self._share("tp_kv" if split else None)
+        pooled = op.pooled_elements_per_token * dtype_bytes(self.workload.kv_dtype)
+        held = float(cached) * per_token + float(self.workload.cached_tokens_per_sequence) * pooled
+        return in_flight * held / self._share("tp_kv" if split else None)

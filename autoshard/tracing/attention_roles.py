@@ -19,7 +19,7 @@ from torch import fx
 
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
-from autoshard.tracing.softmax import mask_operands
+from autoshard.tracing.softmax import mask_operands, pooled_keys
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,6 +28,7 @@ class Core:
 
     ``inputs`` are the ops it reads, in order; ``key`` is the projection whose rows hold its kv heads. ``latent`` is
     the projection that makes the cached latent (MLA only). ``unclear`` marks a core whose inputs are not projections.
+    ``pooled`` is the tensor of keys, pooled from several tokens each, that stand beside the tokens' own.
     """
 
     op: Found
@@ -37,6 +38,7 @@ class Core:
     latent: Found | None = None
     unclear: bool = False
     indexer: Found | None = None
+    pooled: fx.Node | None = None
     norms: list[Found] = field(default_factory=list)
 
 
@@ -51,10 +53,11 @@ class _Reach:
 
 def assign_attention(flow: Dataflow, op: Found) -> Core | None:
     """Give roles to an attention core and what feeds it; None (and no roles) if its inputs are not understood."""
-    query, key, value = (_reach(flow, tensor) for tensor in op.tensors)
+    beside = pooled_keys(flow, op)
+    query, key, value = (_reach(flow, tensor) for tensor in (op if beside is None else beside[0]).tensors)
     if not (query.clean and key.clean and value.clean) or len(query.matrices) != 1 or len(value.matrices) != 1:
         return None
-    latent = _latent(flow, query, key, value)
+    latent = _latent(flow, query, key, value) if beside is None else None
     if latent is not None:
         core = _assign_latent(flow, op, query, key, value, latent)
     elif len(key.matrices) == 1 and all(len(r.norms) <= 1 for r in (query, key, value)):
@@ -62,6 +65,7 @@ def assign_attention(flow: Dataflow, op: Found) -> Core | None:
     else:
         return None
     core.indexer = _indexer(flow, op)
+    core.pooled = None if beside is None else beside[1]
     return core
 
 

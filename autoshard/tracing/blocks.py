@@ -7,6 +7,7 @@ from torch import fx
 
 from autoshard.ir import BLOCK_INPUT, FusedOp
 from autoshard.tracing.build import OpBuilder
+from autoshard.tracing.build_state import account_for_state
 from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import BLOCK_INPUT_SOURCE, Dataflow, Found, is_tensor
 from autoshard.tracing.recognise import recognise
@@ -23,12 +24,23 @@ class BuiltBlock:
     placed: dict[str, str]
 
 
-def build_block(context: GraphContext, nodes: list[fx.Node], names: Iterable[str], *, last: bool) -> BuiltBlock:
+def build_block(
+    context: GraphContext, nodes: list[fx.Node], names: Iterable[str], *, layer: str = "", last: bool = False
+) -> BuiltBlock:
     """Build the ops of ``nodes``. ``names`` are FQNs of parameters that the block must account for.
 
-    ``last`` says that this is the model's final block, so that its closing norm is the final one.
+    ``layer`` is the FQN of the layer that the block is; ``last`` says that it is the model's final block, so that its
+    closing norm is the final one.
     """
-    flow = Dataflow(nodes, context.ledger.placeholders, context.data)
+    placeholders = context.ledger.placeholders
+    flow = Dataflow(
+        nodes,
+        placeholders,
+        context.data,
+        tokens=context.tokens,
+        length=context.length,
+        is_per_token=context.is_per_token,
+    )
     found = recognise(flow, context.token_ids)
     roles = assign_roles(flow, found, context.output)
     builder = OpBuilder(flow=flow, roles=roles, context=context)
@@ -50,6 +62,8 @@ def build_block(context: GraphContext, nodes: list[fx.Node], names: Iterable[str
             ops.append(builder.activation(ffn))
         ops.append(builder.build(op))
         placed |= {n.name: ops[-1].name for n in (*op.nodes, *op.owned())}
+    if layer:
+        account_for_state(ops, layer, context.kept(layer))
     return BuiltBlock(ops=tuple(ops), placed=placed)
 
 

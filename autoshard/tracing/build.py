@@ -81,7 +81,7 @@ class OpBuilder(MixerBuilder):
             signature=f"{rows} {entering} -> {rows} {width.name}",
             width=width,
             num_inputs_wide=wide,
-            top_k=self.roles.top_k[ffn.router] if ffn.router is not None else 1,
+            top_k=self._per_token(ffn),
             routed=ffn.routed,
         )
 
@@ -193,11 +193,18 @@ class OpBuilder(MixerBuilder):
             experts=Dim(name="experts", size=op.experts or shape_of(op.weight)[0]),
             in_dim=in_dim,
             out_dim=out_dim,
-            top_k=self.roles.top_k[ffn.router],
+            top_k=self._per_token(ffn),
             packed=packed,
             interleaved=interleaved,
             transposed=transposed,
         )
+
+    def _per_token(self, ffn: Ffn) -> int:
+        """Rows per token in a feed-forward network."""
+        if ffn.router is None:
+            return 1
+        assert ffn.down.weight is not None
+        return self.roles.experts_per_token(ffn.router, ffn.down.experts or shape_of(ffn.down.weight)[0])
 
     def _opaque(self, op: Found) -> Opaque:
         return Opaque(

@@ -4,9 +4,10 @@ from autoshard.ir import Attention, Combine, Dim, Indexer, LatentAttention, Mixe
 from autoshard.tracing.axes import argument, base_name, shape_of
 from autoshard.tracing.build_base import BlockBuilder
 from autoshard.tracing.dataflow import Found
-from autoshard.tracing.export import TRACE_BATCH, TRACE_LENGTH
+from autoshard.tracing.export import TRACE_BATCH
 from autoshard.tracing.masks import attention_window
 from autoshard.tracing.softmax import num_heads, position_masks
+from autoshard.tracing.state import Kept
 
 
 class MixerBuilder(BlockBuilder):
@@ -18,6 +19,8 @@ class MixerBuilder(BlockBuilder):
         inputs = self.flow.sources(query) + self.flow.sources(key) + self.flow.sources(value)
         if len(core.inputs) < 3:
             inputs = tuple(dict.fromkeys(inputs))
+        if core.indexer is not None:
+            inputs = (*inputs, core.indexer)
         return Attention(
             name=self.names[op],
             fqn=self._fqn(op) if not op.parameters else self.context.owners[op.node.name],
@@ -30,6 +33,8 @@ class MixerBuilder(BlockBuilder):
             v_dim=shape_of(value)[-1],
             window=attention_window(position_masks(self.flow, op)),
             shared_kv=self.flow.same_elements(key, value),
+            pooled=None if core.pooled is None else self.context.length // shape_of(core.pooled)[-2],
+            selected=None if core.indexer is None else self._selected(core.indexer),
         )
 
     def _kv_heads(self, op: Found) -> int:
@@ -67,11 +72,15 @@ class MixerBuilder(BlockBuilder):
         )
 
     def _selected(self, indexer: Found) -> int:
-        """Keys an indexer picks. The trace is short, so that a larger number is read off the module that ran it."""
+        """Keys an indexer picks. If it took all of the short trace, the number is read off the module that ran it."""
         picked = int(argument(indexer.node, 1, "k"))
-        if picked < TRACE_LENGTH:
+        if picked < self._keys(indexer):
             return picked
         return self.context.larger_attribute(self.context.owners[indexer.node.name], "topk", picked)
+
+    def _keys(self, indexer: Found) -> int:
+        """Keys that an indexer ranks in the trace."""
+        return shape_of(indexer.node.all_input_nodes[0])[-1]
 
     def _indexer(self, op: Found) -> Indexer:
         sources = self.flow.sources(*self.flow.operands(op))
@@ -86,13 +95,14 @@ class MixerBuilder(BlockBuilder):
             heads=Dim(name="index_heads", size=self._out_size(projection) // head_dim),
             head_dim=head_dim,
             top_k=self._selected(op),
+            pooled=max(1, self.context.length // self._keys(op)),
         )
 
     def _mixer(self, op: Found) -> Mixer:
         params = self._params(op)
         recurrent = self._is_recurrent(op)
         convolved = sum(p.numel for p in params if len(p.shape) == 3)
-        elements, num_bytes = self.context.state_of(self._module(op)) if self._keeps_state(op) else (0, 0.0)
+        kept = self.context.kept(self.context.owners[op.node.name]) if self._keeps_state(op) else Kept()
         width = self._features(op.tensors[0])
         return Mixer(
             name=self.names[op],
@@ -102,8 +112,8 @@ class MixerBuilder(BlockBuilder):
             signature=f"{', '.join('t features' for _ in self._inputs(op))} -> t features",
             variety="recurrent" if recurrent else "convolution",
             width=Dim(name="features", size=width),
-            state_elements=elements,
-            state_bytes=num_bytes,
+            state_elements=kept.recurrent_elements,
+            state_bytes=kept.state_bytes,
             convolution_flops_per_token=2.0 * convolved,
             traced_flops_per_token=2.0 * convolved + sum(self._flops(n) for n in op.nodes) / self.context.tokens,
         )
@@ -112,12 +122,9 @@ class MixerBuilder(BlockBuilder):
         return any(base_name(n) not in ("conv1d", "convolution") and self._flops(n) for n in op.nodes)
 
     def _keeps_state(self, op: Found) -> bool:
-        """One mixer of a module has all its state: the recurrent one, else the first."""
-        same = [m for m in self.names if m.role == "mixer" and self._module(m) == self._module(op)]
-        return op is next((m for m in same if self._is_recurrent(m)), same[0])
-
-    def _module(self, op: Found) -> str:
-        return self.context.owners[op.node.name]
+        """One mixer of a layer has all its state: the recurrent one, else the first."""
+        mixers = [m for m in self.names if m.role == "mixer"]
+        return op is next((m for m in mixers if self._is_recurrent(m)), mixers[0])
 
     def _combine(self, op: Found) -> Combine:
         core = next((a for a, c in self.roles.cores.items() if op.role == "attn_gate" and a in self._read(op)), None)
@@ -131,6 +138,7 @@ class MixerBuilder(BlockBuilder):
             signature=f"{', '.join('t ' + name for _ in self._inputs(op))} -> t {name}",
             follows=None if core is None else self.names[core],
             width=Dim(name=name, size=width),
+            contraction_flops_per_token=sum(self._flops(n) for n in op.nodes) / self.context.tokens,
         )
 
     def _read(self, op: Found) -> tuple[Found, ...]:

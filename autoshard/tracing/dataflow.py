@@ -4,7 +4,7 @@ A block's nodes fall into *found* fused ops (:class:`Found`) and everything in b
 ``sources`` looks backward from a node through that in-between to the ops it comes from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -96,11 +96,25 @@ class Dataflow:
 
     ``parameters`` gives the name behind a graph input that is a parameter. ``labels`` maps the nodes that belong to a
     found op to it. ``data`` holds every node that depends on token
-    embeddings: outside the block these are the residual, while masks and rope tables are not.
+    embeddings: outside the block these are the residual, while masks and rope tables are not. ``tokens`` is the size of
+    the traced batch, ``length`` that of one sequence. ``is_per_token`` says whether a contraction is known to take
+    every token by itself.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node], parameters: Mapping[fx.Node, str], data: set[fx.Node]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[fx.Node],
+        parameters: Mapping[fx.Node, str],
+        data: set[fx.Node],
+        *,
+        tokens: int,
+        length: int,
+        is_per_token: Callable[[fx.Node], bool],
+    ) -> None:
         self.nodes = list(nodes)
+        self.is_per_token = is_per_token
+        self.tokens = tokens
+        self.length = length
         self.labels: dict[fx.Node, Found] = {}
         self._inside = set(self.nodes)
         self._parameters = parameters
@@ -125,6 +139,11 @@ class Dataflow:
         for node in nodes:
             self.labels[node] = found
             found.nodes.append(node)
+
+    def forget(self, found: Found) -> None:
+        """Take the nodes of an op back: they are in-between again."""
+        for node in found.nodes:
+            del self.labels[node]
 
     def sources(self, *starts: fx.Node) -> tuple[Found, ...]:
         """The found ops (or the block input) that ``starts`` come from, in order of arguments."""
@@ -155,6 +174,10 @@ class Dataflow:
                 return None
             node = node.args[0]
         return node
+
+    def parameters(self) -> list[fx.Node]:
+        """All parameter placeholders of the graph, used or not."""
+        return list(self._parameters)
 
     def name_of(self, parameter: fx.Node) -> str:
         """The name behind a placeholder."""
@@ -220,7 +243,7 @@ def _writes(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
 
 def _written_tensor(node: fx.Node) -> fx.Node | None:
     """The freshly created tensor that ``node`` writes to, or to a part of."""
-    if base_name(node) not in ("copy_", "index_put_", "index_copy_"):
+    if base_name(node) not in ("copy_", "index_put_", "index_copy_", "scatter_"):
         return None
     target = node.all_input_nodes[0]
     while base_name(target) in VIEW and target.all_input_nodes:

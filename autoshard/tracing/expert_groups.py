@@ -1,7 +1,9 @@
 """Experts written one by one: the matrices of all experts at the same place become one op.
 
 Either each expert takes its slice of one parameter, or each has parameters of its own that differ in one number of
-their name, as children of a ``ModuleList`` do. As many of them as a router has rows are one matrix of every expert.
+their name, as children of a ``ModuleList`` do. As many of them as a router has rows are one matrix of every expert. A
+loop over the experts that were hit is traced for the first few; the others are the slices, or the parameters, that
+look the same and that nobody else uses. A router may have rows beyond the experts with weights: those do nothing.
 """
 
 import re
@@ -13,45 +15,71 @@ from autoshard.tracing.axes import shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_Key = tuple[str, tuple[int, ...]]
 
 
 def group_experts(flow: Dataflow, found: list[Found]) -> None:
     """Replace, in ``found``, the matrices of single experts by one op for all of them."""
     counts = {shape_of(op.weight)[0] for op in found if op.role == "router" and op.weight is not None}
-    for members in _groups(flow, found):
-        if len(members) not in counts:
-            continue
-        first = members[0]
-        merged = Found(
-            shape="contraction",
-            node=first.node,
-            weight=first.weight,
-            bias=first.bias,
-            experts=len(members),
-            is_slice=first.is_slice,
-        )
-        owned = dict.fromkeys(p for op in members for p in op.owned())
-        merged.parameters = [p for p in owned if p not in (merged.weight, merged.bias)]
-        for op in members:
-            flow.label(merged, *op.nodes)
-            found.remove(op)
-        found.append(merged)
+    if not counts:
+        return
+    for members in _sliced(found):
+        rows = shape_of(members[0].weight)[0]  # type: ignore[arg-type]
+        if rows <= max(counts):
+            _merge(flow, found, members, [], rows)
+    for key, members in _numbered(flow, found).items():
+        alike = _unused_alike(flow, key, members)
+        if len(members) + len(alike) in counts:
+            _merge(flow, found, members, alike, len(members) + len(alike))
 
 
-def _groups(flow: Dataflow, found: list[Found]) -> list[list[Found]]:
-    sliced: dict[fx.Node, list[Found]] = {}
-    numbered: dict[tuple[str, tuple[int, ...]], list[Found]] = {}
+def _merge(flow: Dataflow, found: list[Found], members: list[Found], unused: list[fx.Node], experts: int) -> None:
+    first = members[0]
+    merged = Found(
+        shape="contraction",
+        node=first.node,
+        weight=first.weight,
+        bias=first.bias,
+        experts=experts,
+        is_slice=first.is_slice,
+    )
+    owned = dict.fromkeys(p for op in members for p in op.owned())
+    merged.parameters = [p for p in (*owned, *unused) if p not in (merged.weight, merged.bias)]
+    for op in members:
+        flow.label(merged, *op.nodes)
+        found.remove(op)
+    found.append(merged)
+
+
+def _sliced(found: list[Found]) -> list[list[Found]]:
+    groups: dict[fx.Node, list[Found]] = {}
     for op in found:
-        if op.shape != "contraction" or op.role or op.weight is None:
-            continue
-        if op.is_slice:
-            sliced.setdefault(op.weight, []).append(op)
-        elif is_matrix(op):
-            name = flow.name_of(op.weight)
-            numbers = list(_NUMBER.finditer(name))
-            if len(numbers) < 2:  # the first is the layer's
-                continue
-            at = numbers[-1]
-            key = (name[: at.start()] + "*" + name[at.end() :], shape_of(op.weight))
-            numbered.setdefault(key, []).append(op)
-    return [g for g in (*sliced.values(), *numbered.values()) if len(g) > 1]
+        if op.shape == "contraction" and not op.role and op.weight is not None and op.is_slice:
+            groups.setdefault(op.weight, []).append(op)
+    return [g for g in groups.values() if len(g) > 1]
+
+
+def _numbered(flow: Dataflow, found: list[Found]) -> dict[_Key, list[Found]]:
+    groups: dict[_Key, list[Found]] = {}
+    for op in found:
+        if op.shape == "contraction" and not op.role and not op.is_slice and is_matrix(op):
+            key = _pattern(flow, op.weight)  # type: ignore[arg-type]
+            if key is not None:
+                groups.setdefault(key, []).append(op)
+    return {key: g for key, g in groups.items() if len(g) > 1}
+
+
+def _pattern(flow: Dataflow, weight: fx.Node) -> _Key | None:
+    """The name without its last number, and the shape; None without a number beyond the layer's."""
+    name = flow.name_of(weight)
+    numbers = list(_NUMBER.finditer(name))
+    if len(numbers) < 2:  # the first is the layer's
+        return None
+    at = numbers[-1]
+    return name[: at.start()] + "*" + name[at.end() :], shape_of(weight)
+
+
+def _unused_alike(flow: Dataflow, key: _Key, members: list[Found]) -> list[fx.Node]:
+    """Parameters that no node reads, named and shaped like the weights or the biases of ``members``."""
+    keys = {key} | {k for op in members if op.bias is not None for k in [_pattern(flow, op.bias)] if k is not None}
+    return [p for p in flow.parameters() if not p.users and _pattern(flow, p) in keys]

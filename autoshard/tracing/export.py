@@ -20,7 +20,8 @@ TRACE_BATCH = 2
 """Sequences in a trace. Not one: dimensions of size one vanish."""
 TRACE_LENGTH = 64
 """Tokens per sequence in a trace."""
-TRACE_TOKENS = TRACE_BATCH * TRACE_LENGTH
+_LONGER = 4
+"""How many times longer the second trace of a model is of which the first did not reach every parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,12 @@ class ExportedModel:
     buffers: dict[str, str]
     owners: dict[str, str]
     stacks: tuple[Stack, ...]
+    length: int = TRACE_LENGTH
 
     @property
     def tokens(self) -> int:
         """Tokens in the traced batch."""
-        return TRACE_TOKENS
+        return TRACE_BATCH * self.length
 
 
 class _Logits(nn.Module):
@@ -64,15 +66,41 @@ class _Logits(nn.Module):
 def export_graph(model: nn.Module, *, bare: bool = False) -> ExportedModel:
     """Trace ``model`` (on any device; it is left as it is) on meta tensors, repeated layers folded.
 
-    ``bare`` leaves out the graph inputs of repeated layers' parameters.
+    ``bare`` leaves out the graph inputs of repeated layers' parameters. Some models use parameters only on longer
+    sequences (to pool every so many tokens into one key, say): if a trace leaves any unused, a longer one that reaches
+    more of them takes its place.
 
     Raises:
         UnsupportedModelError: if ``torch.export`` cannot trace the model, with the first line of its reason.
     """
     if any(p.device.type != "meta" for p in model.parameters()):
         model = meta_copy(model)
+    exported = _export(model, TRACE_LENGTH, bare=bare)
+    unused = _num_unused(exported)
+    if unused:
+        try:
+            longer = _export(model, _LONGER * TRACE_LENGTH, bare=bare)
+        except UnsupportedModelError:
+            return exported
+        return longer if _num_unused(longer) < unused else exported
+    return exported
+
+
+def _num_unused(exported: ExportedModel) -> int:
+    """Parameters of the first layer of every kind, and outside layers, that no node reads."""
+    repeated = {f"{layer}." for stack in exported.stacks for kind in stack.kinds for layer in kind[1:]}
+    count = 0
+    for node in exported.module.graph.nodes:
+        name = exported.parameters.get(node.name)
+        if name is not None and not node.users and not any(name.startswith(layer) for layer in repeated):
+            count += 1
+    return count
+
+
+def _export(model: nn.Module, length: int, *, bare: bool) -> ExportedModel:
+    """One trace with sequences of ``length`` tokens."""
     wrapper = _Logits(model).eval()
-    input_ids = torch.zeros(TRACE_BATCH, TRACE_LENGTH, dtype=torch.long, device="meta")
+    input_ids = torch.zeros(TRACE_BATCH, length, dtype=torch.long, device="meta")
     with traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper, bare=bare) as stacks:
         try:
             program = torch.export.export(wrapper, (input_ids,), strict=False)
@@ -103,6 +131,7 @@ def export_graph(model: nn.Module, *, bare: bool = False) -> ExportedModel:
             )
             for s in stacks
         ),
+        length=length,
     )
 
 

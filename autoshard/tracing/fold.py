@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 _Attributes = dict[tuple[str, str], object]
+_MOST_PARTS = 4
+"""Most parts of a layer that are counted through the model (two attentions a layer, say)."""
 
 
 @torch.library.custom_op("autoshard::repeated_layer", mutates_args=())
@@ -84,13 +86,27 @@ def _scalar_attributes(layer: nn.Module) -> _Attributes:
 
 
 def _layer_counters(attributes: list[_Attributes]) -> set[tuple[str, str]]:
-    """Attributes that count layers: in every layer that has them, the layer's position from 0 or from 1."""
-    values: dict[tuple[str, str], set[int | None]] = {}
+    """Attributes that count layers, or the parts of layers, from 0 or from 1.
+
+    In every layer that has them, they are the layer's position times the parts of a layer, plus the part.
+    """
+    values: dict[tuple[str, str], dict[int, object]] = {}
     for i, scalars in enumerate(attributes):
         for key, value in scalars.items():
-            offset = value - i if isinstance(value, int) and not isinstance(value, bool) else None
-            values.setdefault(key, set()).add(offset)
-    return {key for key, offsets in values.items() if offsets in ({0}, {1}) and len(attributes) > 1}
+            values.setdefault(key, {})[i] = value
+    return {key for key, at in values.items() if len(attributes) > 1 and _counts(at)}
+
+
+def _counts(at: dict[int, object]) -> bool:
+    """Whether the values at positions are ``parts * position + part`` or one more, for a few parts."""
+    numbers = {i: v for i, v in at.items() if isinstance(v, int) and not isinstance(v, bool)}
+    if len(numbers) != len(at):
+        return False
+    for parts in range(1, _MOST_PARTS + 1):
+        offsets = {v - parts * i for i, v in numbers.items()}
+        if len(offsets) == 1 and 0 <= offsets.pop() <= parts:
+            return True
+    return False
 
 
 @contextmanager

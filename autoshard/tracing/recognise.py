@@ -94,10 +94,16 @@ def _scaled_norm(flow: Dataflow, node: fx.Node) -> Found | None:
         weight = flow.parameter(scale)
         if weight is None or len(shape_of(weight)) != 1 or not is_tensor(value):
             continue
-        passed = {base_name(n) for n in flow.between(value)}
-        if passed & {"rsqrt", "sqrt"} and passed & {"mean", "var", "sum"}:
+        behind = flow.between(value)
+        if any(map(is_root, behind)) and {base_name(n) for n in behind} & {"mean", "var", "sum"}:
             return Found(shape="norm", node=node, weight=weight)
     return None
+
+
+def is_root(node: fx.Node) -> bool:
+    """Whether ``node`` takes a square root, or divides by one."""
+    name = base_name(node)
+    return name in ("rsqrt", "sqrt") or (name == "pow" and node.args[1] in (0.5, -0.5))
 
 
 def _bias(flow: Dataflow, node: fx.Node) -> bool:

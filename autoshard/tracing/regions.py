@@ -6,16 +6,19 @@ nodes from the place where it is read back to the ops it comes from. A region th
 works element by element a combination. Parameters used inside belong to it.
 """
 
+import math
 from collections.abc import Collection
 
 from torch import fx
 
 from autoshard.tracing.attention_roles import Core, is_matrix
-from autoshard.tracing.axes import base_name
+from autoshard.tracing.axes import argument, base_name, shape_of
 from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found, data_inputs, is_tensor
-from autoshard.tracing.recognise import CONTRACTIONS
+from autoshard.tracing.export import TRACE_BATCH
+from autoshard.tracing.recognise import CONTRACTIONS, is_root
 
 _PARTS = LAYOUT | {"slice", "select", "split", "split_with_sizes", "chunk", "getitem", "dropout", "unbind", "narrow"}
+_SLICED = LAYOUT | {"select"}
 _SCALING = frozenset(["mul", "div", "add", "sub", "mul_", "div_", "add_", "sub_", "clamp", "neg"])
 _MIXING = CONTRACTIONS | {
     "conv1d",
@@ -60,10 +63,10 @@ def _read(flow: Dataflow, op: Found) -> list[fx.Node]:
         return list(flow.operands(op))
     if base_name(op.node) in ("layer_norm", "rms_norm"):
         return [op.node.all_input_nodes[0]]
-    roots = [n for n in flow.between(*flow.operands(op)) if base_name(n) in ("rsqrt", "sqrt")]
+    roots = [n for n in flow.between(*flow.operands(op)) if is_root(n)]
     if not roots:
         return []
-    behind = flow.between(max(roots, key=flow.position))
+    behind = flow.between(*max(roots, key=flow.position).all_input_nodes)
     squares = [n for n in behind if base_name(n) in ("pow", "square", "var", "linalg_vector_norm") or _is_square(n)]
     return [max(squares, key=flow.position).all_input_nodes[0]] if squares else []
 
@@ -114,7 +117,7 @@ def _region(flow: Dataflow, head: fx.Node, owned: set[fx.Node]) -> Found:
             if parameter is not None and parameter not in owned and parameter not in region.parameters:
                 region.parameters.append(parameter)
     flow.label(region, *_own(flow, nodes))
-    region.role = "mixer" if mixes(region.nodes) else "combine"
+    region.role = "mixer" if mixes(flow, region.nodes) else "combine"
     return region
 
 
@@ -132,9 +135,28 @@ def _own(flow: Dataflow, nodes: list[fx.Node]) -> list[fx.Node]:
     return own
 
 
-def mixes(nodes: list[fx.Node]) -> bool:
+def mixes(flow: Dataflow, nodes: list[fx.Node]) -> bool:
     """Whether any of ``nodes`` brings tokens together."""
-    return any(base_name(n) in _MIXING and is_tensor(n) for n in nodes)
+    return any(is_tensor(n) and (_contracts_tokens(flow, n) or _pools(flow, n)) for n in nodes)
+
+
+def _contracts_tokens(flow: Dataflow, node: fx.Node) -> bool:
+    if base_name(node) not in CONTRACTIONS:
+        return base_name(node) in _MIXING
+    weights = [n for n in node.all_input_nodes if flow.parameter(n, through=_SLICED) is not None]
+    return not weights and not flow.is_per_token(node)
+
+
+def _pools(flow: Dataflow, node: fx.Node) -> bool:
+    """Whether ``node`` sums over a part of every sequence: the dims before it have fewer elements than tokens."""
+    dims = argument(node, 1, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if base_name(node) not in ("sum", "mean") or not dims or len(dims) != 1 or not is_tensor(node.args[0]):
+        return False
+    shape = shape_of(node.args[0])  # type: ignore[arg-type]
+    before = math.prod(shape[: int(dims[0]) % len(shape)])
+    within = before * shape[int(dims[0])]
+    return TRACE_BATCH < before < flow.tokens <= within and within % flow.tokens == 0
 
 
 def _name(flow: Dataflow, found: list[Found], regions: list[Found], cores: dict[Found, Core]) -> None:

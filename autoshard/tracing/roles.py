@@ -21,7 +21,6 @@ from autoshard.tracing.attention_roles import Core, assign_attention, assign_out
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
 from autoshard.tracing.expert_groups import group_experts
-from autoshard.tracing.export import TRACE_TOKENS
 from autoshard.tracing.regions import insert_regions, mixes
 
 _NONLINEAR = frozenset(
@@ -72,6 +71,11 @@ class Roles:
     router_of: dict[Found, Found] = field(default_factory=dict)
     by_maximum: set[Found] = field(default_factory=set)
 
+    def experts_per_token(self, router: Found, experts: int) -> int:
+        """Of a router's choices, those that fall on experts with weights, if all rows are chosen alike."""
+        assert router.weight is not None
+        return max(1, self.top_k[router] * experts // shape_of(router.weight)[0])
+
     def ffn_into(self, down: Found) -> Ffn | None:
         """The feed-forward network that ends in ``down``."""
         return next((f for f in self.ffns if f.down is down), None)
@@ -96,6 +100,9 @@ def assign_roles(flow: Dataflow, found: list[Found], output: set[fx.Node]) -> Ro
         if is_matrix(op) and not op.role and flow.sources(*flow.operands(op)) and _is_output(flow, op, output):
             op.role = "head"
     _dense_ffns(flow, found, roles)
+    for op in [b for b in found if _is_bank(b) and not b.role]:
+        flow.forget(op)  # matrices of experts that are no feed-forward network: part of what lies between known ops
+        found.remove(op)
     for op in found:
         if op.shape == "attention" and not op.role:
             op.role = "attention"
@@ -155,8 +162,13 @@ def _experts(flow: Dataflow, found: list[Found], roles: Roles) -> None:
         reached = [r for r in flow.sources(*flow.operands(ups[0])) if r in routers]
         alike = [r for r in routers if _rows(r) == _rows(down)]
         router = next(iter((*reached, *alike)), None) or _unranked(flow, found, roles, ups[0])
-        if router is None or any(_rows(op) != _rows(router) for op in (*ups, down)):
+        rows = min(_rows(op) for op in (*ups, down))
+        if router is None or rows > _rows(router) or (router not in reached and rows < _rows(router)):
             continue
+        if len({_rows(op) for op in (*ups, down)}) > 1 and not all(op.experts for op in (*ups, down)):
+            continue
+        for op in (*ups, down):
+            op.experts = rows if op.experts else 0
         down.role = "experts_down"
         ups = _gate_first(flow, ups, down)
         for i, up in enumerate(ups):
@@ -172,10 +184,10 @@ def _unranked(flow: Dataflow, found: list[Found], roles: Roles, up: Found) -> Fo
     tokens = flow.sources(*flow.operands(up))
     alike = [op for op in found if is_matrix(op) and not op.role and _rows(op) == _rows(up)]
     alike = [op for op in alike if flow.sources(*flow.operands(op)) == tokens]
-    if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % TRACE_TOKENS:
+    if len(alike) != 1 or len(shape_of(up.node)) != 2 or rows % flow.tokens:
         return None
     alike[0].role = "router"
-    roles.top_k[alike[0]] = rows // TRACE_TOKENS
+    roles.top_k[alike[0]] = rows // flow.tokens
     return alike[0]
 
 
@@ -188,7 +200,7 @@ def _dense_ffns(flow: Dataflow, found: list[Found], roles: Roles) -> None:
         plain = all(u in found and is_matrix(u) and not u.role for u in ups)
         between = flow.between(*flow.operands(down))
         passed = {base_name(n) for n in between}
-        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(between):
+        if not plain or len(ups) not in (1, 2) or not passed & _NONLINEAR or mixes(flow, between):
             continue
         ups = _gate_first(flow, ups, down)
         down.role = "down"

@@ -3,7 +3,8 @@
 Experts written as Python loops ask the data which tokens are theirs (``where(mask)``, ``nonzero``, ``x[mask]``,
 ``if mask.any()``), and no trace has the data. Within this mode such questions have an answer of fixed size that still
 depends on the mask in the graph: tokens * top_k / experts indices, the first in the order of the mask. ``top_k`` and
-the number of experts are those of the last ranking. Which experts were hit at all: all of them.
+the number of experts are those of the last ranking. Which experts were hit at all: the first few stand for all, so that
+the cost of a trace does not grow with their number. How many tokens each has: equally many.
 """
 
 from typing import Any
@@ -15,6 +16,9 @@ from torch.overrides import TorchFunctionMode
 _RANKINGS = (torch.topk, Tensor.topk)
 _NONZERO = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 _TRUTH = (Tensor.__bool__,)
+_ITEMS = (Tensor.tolist, Tensor.unbind, torch.unbind)
+_VISITED = 4
+"""Experts that a loop over those that were hit goes through."""
 
 
 class _Number(int):
@@ -68,6 +72,8 @@ class BalancedRouting(TorchFunctionMode):
             return self._nonzero(args[0], as_tuple=True)
         if self._experts and func in (Tensor.__getitem__, Tensor.__setitem__):
             return func(args[0], self._indices(args[1]), *args[2:])
+        if self._experts and func in _ITEMS and self._counts_experts(args[0]):
+            return [_Number(n) for n in self._shares()]
         if self._experts and func in _TRUTH and args[0].device.type == "meta":
             return True
         return func(*args, **kwargs)
@@ -82,9 +88,18 @@ class BalancedRouting(TorchFunctionMode):
             found.extend(self._nonzero(item, as_tuple=True) if masked else (item,))
         return tuple(found)
 
+    def _counts_experts(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` has one integer per expert: how many tokens it has."""
+        return tensor.device.type == "meta" and tensor.shape == (self._experts,) and not tensor.is_floating_point()
+
+    def _shares(self) -> list[int]:
+        """Tokens of every expert, as equal as can be."""
+        pairs = self._tokens * self._top_k
+        return [pairs * (i + 1) // self._experts - pairs * i // self._experts for i in range(self._experts)]
+
     def _nonzero(self, mask: Tensor, *, as_tuple: bool) -> Any:
         if mask.ndim == 1 and mask.shape[0] in (self._experts, self._experts + 1) and mask.shape[0] != self._tokens:
-            numbers = _Numbers(_Number(i) for i in range(self._experts))
+            numbers = _Numbers(_Number(i) for i in range(min(_VISITED, self._experts)))
             return (numbers,) if as_tuple else numbers
         count = max(1, min(mask.numel(), self._tokens * self._top_k // self._experts))
         flat = mask.reshape(-1).to(torch.int32).argsort(descending=True)[:count]

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from autoshard.tracing.axes import argument, base_name, shape_of
-from autoshard.tracing.dataflow import Dataflow, Found, is_tensor
+from autoshard.tracing.dataflow import CREATION, LAYOUT, Dataflow, Found, is_tensor
 
 _PRODUCTS = frozenset(["matmul", "bmm", "einsum", "baddbmm"])
+_JOINS = LAYOUT | {"cat", "slice", "add", "where", "masked_fill"}
 _LIMIT = 64
 """Nodes looked at between the three steps; masks and sinks take a dozen."""
 
@@ -50,8 +51,48 @@ def mask_operands(flow: Dataflow, op: Found) -> list[fx.Node]:
 
 
 def position_masks(flow: Dataflow, op: Found) -> list[fx.Node]:
-    """The masks that depend on positions only, not on what tokens say."""
-    return [n for n in mask_operands(flow, op) if not flow.is_data(n)]
+    """The masks, or parts that masks are joined from, that depend on positions only, not on what tokens say."""
+    found: list[fx.Node] = []
+    stack, seen = mask_operands(flow, op), set[fx.Node]()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if not flow.is_data(node):
+            found.append(node)
+        elif base_name(node) in _JOINS:
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def pooled_keys(flow: Dataflow, op: Found) -> tuple[Found, fx.Node] | None:
+    """Keys beyond one a token, joined to them: an attention over the tokens' own keys, and the tensor of the others.
+
+    Both have to be made from data; a pooled key stands for as many tokens as the sequence has to a pooled key.
+    """
+    own: list[fx.Node] = []
+    pooled: list[fx.Node] = []
+    for tensor in op.tensors[1:]:
+        node = tensor
+        while base_name(node) in LAYOUT and node not in flow.labels:
+            node = node.all_input_nodes[0]
+        if base_name(node) != "cat" or node in flow.labels:
+            return None
+        parts, rank = list(node.args[0]), len(shape_of(node))  # type: ignore[arg-type]
+        dim = int(argument(node, 1, "dim", 0)) % rank
+        if any(len(shape_of(part)) != rank for part in parts):
+            return None
+        sizes = [shape_of(part)[dim] for part in parts]
+        if dim != rank - 2 or len(parts) != 2 or sizes[0] != flow.length or not all(map(flow.is_data, parts)):
+            return None
+        if not 0 < sizes[1] < flow.length or flow.length % sizes[1]:
+            return None
+        own.append(parts[0])
+        pooled.append(parts[1])
+    if pooled[0] is not pooled[1]:
+        return None
+    return Found(shape=op.shape, node=op.node, tensors=(op.tensors[0], *own)), pooled[0]
 
 
 def num_heads(op: Found, batch: int) -> int:
@@ -82,6 +123,8 @@ def _parts(flow: Dataflow, softmax: fx.Node) -> _Spelled | None:
         if base_name(node) in _PRODUCTS and len(shape_of(node)) >= 3:
             scores.append(node)
             continue
+        if base_name(node) in CREATION or not node.meta["val"].is_floating_point():
+            continue  # a choice of keys is made from data, but is none of the scores
         reads = [flow.parameter(n) for n in node.all_input_nodes]
         parameters += [p for p in reads if p is not None and p not in parameters]
         between.append(node)

@@ -65,17 +65,20 @@ class _Tracer:
         inputs = {n for n in graph.nodes if n.op == "placeholder" and is_tensor(n)}
         token_ids = {n for n in inputs if n.name not in exported.parameters and n.name not in exported.buffers}
         embeddings = [n for n in self.calls if base_name(n) == "embedding" and n.args[1] in token_ids]
+        analysis = AxisAnalysis(exported.module)
         self.context = GraphContext(
-            analysis=AxisAnalysis(exported.module),
+            analysis=analysis,
             ledger=ParameterLedger(model, graph, exported.parameters),
             owners=exported.owners,
             data=dependents(embeddings or token_ids),
             token_ids=token_ids,
             output=set(graph.output_node().all_input_nodes),
             hidden=shape_of(embeddings[0])[-1] if embeddings else 0,
+            positions=analysis.of(embeddings[0])[-2] if embeddings else (),
+            length=exported.length,
             tokens=exported.tokens,
             model=model,
-            state_of=StateProbe(model, exported.stacks).of,
+            kept=StateProbe(model, exported.stacks).of,
         )
 
     def run(self, name: str) -> TracedModel:
@@ -94,9 +97,9 @@ class _Tracer:
         in_layers = {f for f in names if any(prefix in layer_names for prefix in _prefixes(f))}
         used_before = {self.context.ledger.placeholders.get(i) for n in before for i in n.all_input_nodes if n.users}
         free = [f for f in names if f not in in_layers]
-        prologue = build_block(self.context, before, [f for f in free if f in used_before], last=False)
+        prologue = build_block(self.context, before, [f for f in free if f in used_before])
         layers = [
-            build_block(self.context, nodes, [f for f in in_layers if _is_in(f, kind[0])], last=False)
+            build_block(self.context, nodes, [f for f in in_layers if _is_in(f, kind[0])], layer=kind[0])
             for kind, nodes in zip(kinds, members, strict=True)
         ]
         epilogue = build_block(self.context, [n for n in outside if n in after], free, last=True)

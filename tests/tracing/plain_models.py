@@ -91,6 +91,61 @@ class Fused(_Routed):
         return out
 
 
+class HitLoop(WhereLoop):
+    """Modules of a list, over the experts that were hit."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for hit in (mask.sum((-1, -2)) > 0).nonzero():
+            i = int(hit.item())
+            slot, token = torch.where(mask[i])
+            out.index_add_(0, token, self.experts[i](x[token]) * weights[token, slot, None])
+        return out
+
+
+class Spare(Fused):
+    """Some rows of the router stand for no expert: their tokens pass. The first weight has rows for them all the same.
+
+    Twelve rows of which four are spare: of three choices two fall on an expert.
+    """
+
+    rows, top_k = EXPERTS + EXPERTS // 2, 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, self.rows, bias=False)
+        self.up = nn.Parameter(torch.zeros(self.rows, 2 * INNER, HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, HIDDEN)
+        weights, chosen = self.gate(flat).softmax(-1).topk(self.top_k, dim=-1)
+        out = torch.zeros_like(flat)
+        mask = F.one_hot(chosen, self.rows).permute(2, 1, 0)
+        for hit in (mask.sum((-1, -2)) > 0).nonzero():
+            i = int(hit.item())
+            slot, token = torch.where(mask[i])
+            part = flat[token]
+            if i < EXPERTS:
+                gate, up = F.linear(part, self.up[i]).chunk(2, -1)
+                part = F.linear(F.silu(gate) * up, self.down[i])
+            out.index_add_(0, token, part * weights[token, slot, None])
+        return out.reshape(x.shape)
+
+
+class SplitLoop(Fused):
+    """Tokens sorted by expert and split by how many each has."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        counts = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, chosen, 1).long().sum(0).tolist()
+        order = chosen.flatten().sort(0)[1]
+        token = order.div(TOP_K, rounding_mode="trunc")
+        parts = [F.linear(part, self.up[i]) for i, part in enumerate(x[token].split(counts))]
+        gate, up = torch.cat(parts).chunk(2, -1)
+        parts = [F.linear(part, self.down[i]) for i, part in enumerate((F.silu(gate) * up).split(counts))]
+        return torch.zeros_like(x).index_add(0, token, torch.cat(parts) * weights.flatten()[order][:, None])
+
+
 class Einsum(Fused):
     """All experts on all tokens by einsum."""
 

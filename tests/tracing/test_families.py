@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
-from autoshard.tracing import resolve, trace_source
+from autoshard.tracing import resolve
 from tests.tracing.families import FAMILIES
 
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
@@ -141,27 +141,39 @@ def test_lightning_attention_keeps_its_state_in_a_cache_of_the_models_own(family
 
 
 def test_keys_that_are_the_values_are_cached_once(family):
-    config = {
-        **FAMILIES["deepseek_v3"],
-        "model_type": "deepseek_v4",
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "qk_rope_head_dim": 8,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "layer_types": ["sliding_attention", "compressed_sparse_attention"],
-        "index_n_heads": 4,
-        "index_head_dim": 16,
-        "index_topk": 8,
-        "sliding_window": 16,
-    }
-    graph = trace_source(resolve(config))
-    cores = [op for _, op in graph.all_ops() if isinstance(op, Attention)]
-    assert cores and all(c.shared_kv and c.kv_heads.size == 1 for c in cores)
-    # One kv head of 32, in bfloat16, once for keys and values, in each of two layers.
+    cores = [op for _, op in family("deepseek_v4").all_ops() if isinstance(op, Attention)]
+    assert len(cores) == 3 and all(c.shared_kv and c.kv_heads.size == 1 for c in cores)
+    # One kv head of 32, once for keys and values.
     assert {c.kv_elements_per_token for c in cores} == {32}
-    assert graph.kv_bytes_per_token() == 2 * 32 * 2
     assert not any(op.shared_kv for _, op in family("gpt_oss").all_ops() if isinstance(op, Attention))
+
+
+def test_keys_pooled_from_several_tokens_stand_beside_those_in_the_window(family):
+    graph = family("deepseek_v4")
+    plain, sparse, heavy = (b.op("attention") for b in graph.blocks)
+    assert [(c.window, c.pooled, c.selected) for c in (plain, sparse, heavy)] == [
+        (16, None, None),
+        (16, 4, 8),
+        (16, 32, None),
+    ]
+    # A token that sees 1000 others: 16 keys in its window, 8 picked of 250 pooled from four, all 31.25 pooled from 32.
+    assert sparse.flops(1, 1000) == 2 * (16 + 8) * 8 * (32 + 32)
+    assert heavy.flops(1, 1000) == 2 * (16 + 1000 / 32) * 8 * (32 + 32)
+    indexer = graph.blocks[1].op("indexer")
+    assert isinstance(indexer, Indexer) and (indexer.heads.size, indexer.top_k, indexer.pooled) == (4, 8, 4)
+    assert indexer.flops(1, 1000) == 2 * 250 * 4 * (16 + 1)
+    # Three windows of 32 elements; pooled keys of 32 and the indexer's of 16 every 4 tokens, of 32 every 32; bfloat16.
+    assert graph.kv_bytes_per_token() == (3 * 32 + (32 + 16) / 4 + 32 / 32) * 2
+    assert graph.kv_growth(16) == ((32 + 16) / 4 + 32 / 32) * 2
+    # Buffers of tokens yet to be pooled, with their gates: of four at most three, twice as wide and in bfloat16, and
+    # the last four with float32 gates; of 32 at most 31.
+    four = 3 * 2 * (64 + 32) * 2 + 4 * (32 + 16) * (2 + 4)
+    assert [[op.state_bytes for op in b.ops if isinstance(op, Mixer)][:1] for b in graph.blocks] == [
+        [],
+        [four],
+        [31 * 2 * 32 * 2],
+    ]
+    assert graph.state_bytes_per_sequence() == four + 31 * 2 * 32 * 2
 
 
 def test_routers_without_topk_and_with_corrections(family):

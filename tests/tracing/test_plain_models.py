@@ -11,7 +11,8 @@ from autoshard.tracing import trace
 from autoshard.tracing.weights import fill_random
 from tests.tracing import plain_models as plain
 
-STYLES = [plain.WhereLoop, plain.MaskLoop, plain.DenseLoop, plain.Fused, plain.Einsum]
+STYLES = [plain.WhereLoop, plain.MaskLoop, plain.DenseLoop, plain.Fused, plain.Einsum, plain.HitLoop, plain.SplitLoop]
+STYLES += [plain.Spare]
 
 
 @pytest.mark.parametrize("style", STYLES)

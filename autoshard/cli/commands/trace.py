@@ -14,7 +14,7 @@ def trace(model: o.Model, kv_dtype: o.KvDtype = "bf16", json: o.Json = False) ->
     cached = normalise_dtype(kv_dtype)
     with progress() as tell:
         tell("importing torch")
-        from autoshard.api.describe import describe_graph
+        from autoshard.api.describe_model import describe_graph
         from autoshard.api.models import graph_of, source_of
         from autoshard.tracing.facts import config_facts
 

@@ -11,7 +11,10 @@ from autoshard.sharding.option import Option, ParamSharding
 
 
 def options(op: Attention, axes: TensorAxes, *, separate: bool = True) -> tuple[Option, ...]:
-    """Choices of an attention core with query heads on ``axes``; inputs are (q, k, v) if ``separate``."""
+    """Choices of an attention core with query heads on ``axes``; inputs are (q, k, v, ...) if ``separate``.
+
+    What follows (an indexer's choice of keys) is the same for all heads.
+    """
     axis = axes.shard
     n = len(op.inputs)
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
@@ -20,7 +23,7 @@ def options(op: Attention, axes: TensorAxes, *, separate: bool = True) -> tuple[
     return (
         Option(
             choice=0,
-            needs=(S, S, S),
+            needs=(S, S, S, *(R,) * (n - 3)),
             yields=S,
             params=tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params),
             divides=((op.heads.size, axis, "heads"), (op.kv_heads.size, "tp_kv", "kv_heads")),
