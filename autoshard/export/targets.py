@@ -1,0 +1,8 @@
+"""Every target by its name on the command line. Adding one is adding a file and a line here."""
+
+from collections.abc import Mapping
+
+from autoshard.export import transformers_export
+from autoshard.export.target import Target
+
+TARGETS: Mapping[str, Target] = {t.name: t for t in (transformers_export.TARGET,)}
