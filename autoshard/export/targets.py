@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autoshard.export import transformers_export
+from autoshard.export import dtensor_export, transformers_export
 from autoshard.export.target import Target
 
-TARGETS: Mapping[str, Target] = {t.name: t for t in (transformers_export.TARGET,)}
+TARGETS: Mapping[str, Target] = {t.name: t for t in (dtensor_export.TARGET, transformers_export.TARGET)}
