@@ -10,7 +10,7 @@ from importlib import resources
 from importlib.metadata import version
 
 from autoshard.export.artifact import Export, ExportedFile
-from autoshard.export.dtensor_source import at_layer, call, instances, moves, quoted, repr_
+from autoshard.export.dtensor_source import at_layer, call, instances, moves, names_, quoted, repr_
 from autoshard.export.reading import Reading, unknown_choices
 from autoshard.export.target import Target
 from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, Linear, Norm, OpGraph, Opaque, Router
@@ -87,7 +87,7 @@ BLOCKS = {{{blocks}}}
 
 def device_mesh(device_type="cuda"):
     """The mesh of one replica over the ranks of the process group, which the caller has started."""
-    return make_mesh(MESH, {{axis: VIEWS[axis] for axis in VIEWS}}, device_type)
+    return make_mesh(MESH, VIEWS, device_type)
 
 
 def apply(model, mesh):
@@ -101,7 +101,8 @@ def apply(model, mesh):
     found = {{name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}}
     wrong = [n for n in {{**expected, **found}} if expected.get(n, [None])[0] != found.get(n)]
     if wrong:
-        raise ValueError(f"not the model planned for: {{wrong[0]}} is {{found.get(wrong[0])}}, planned {{expected.get(wrong[0])}}")
+        name = wrong[0]
+        raise ValueError(f"not the model planned for: {{name}} is {{found.get(name)}}, planned {{expected.get(name)}}")
     axes = make_axes(mesh, VIEWS)
     state = (axes, VIEWS, {{}})
     for name, (_, dims, texts) in expected.items():
@@ -140,8 +141,9 @@ def _tables(plan: PlanData) -> Iterator[str]:
     """Mesh, layers and placements as literals."""
     dims = ", ".join(f"{repr_(n)}: {size}" for n, size in plan.mesh.dims)
     yield f"MESH = {{{dims}}}"
-    views = ", ".join(f"{repr_(a)}: ({', '.join(map(repr_, v))},)" for a, v in plan.mesh.views.items())
-    yield f"VIEWS = {{{views}}}"
+    yield "VIEWS = {  # every axis as the mesh dims it runs over"
+    yield from (f"    {repr_(axis)}: {names_(view)}," for axis, view in plan.mesh.views.items())
+    yield "}"
     yield "LAYERS = {"
     for block in plan.graph.components():
         yield f"    {repr_(block.name)}: {instances(block)},"
@@ -153,9 +155,8 @@ def _tables(plan: PlanData) -> Iterator[str]:
         for op in block.ops:
             for p in op.params:
                 planned = plan.parameters[p.fqn]
-                mesh = ", ".join(map(repr_, planned.mesh))
-                texts = ", ".join(map(repr_, planned.placements))
-                yield f"        {repr_(at_layer(block, p.fqn))}: ({p.shape!r}, ({mesh},), ({texts},)),"
+                name = repr_(at_layer(block, p.fqn))
+                yield f"        {name}: ({p.shape!r}, {names_(planned.mesh)}, {names_(planned.placements)}),"
         yield "    },"
     yield "}"
 
@@ -234,7 +235,8 @@ def _call(reading: Reading, block: Block, item: ResolvedOp, items: tuple[Resolve
             yield call("attention", ["model", at], {"heads": heads, "kv_heads": kv})
         case Router() if before != "[]" or inner:
             inside = moves(reading, inner)
-            yield call("router", [*head, str(op.hidden.size)], {"before": before, "inside": inside, "partial": partial})
+            summed = str(option is not None and option.choice == 1)
+            yield call("router", [*head, str(op.hidden.size)], {"before": before, "inside": inside, "partial": summed})
         case ExpertsLinear() if op.stage == "up" and is_stacked(op):
             yield _experts(reading, block, item, items)
 
@@ -256,8 +258,6 @@ def _experts(reading: Reading, block: Block, up: ResolvedOp, items: tuple[Resolv
         "after_activation": moves(reading, act.exit),
         "combine": moves(reading, down.exit),
     }
-    if named["gated"] == "False":
-        named["gated"] = "bool()"  # a keyword without default: call() leaves False out
     return call("experts", ["model", quoted(at_layer(block, up.op.fqn)), "axes", str(up.op.top_k)], named)
 
 

@@ -419,7 +419,7 @@ def experts(
     up: Matrix,
     down: Matrix,
     *,
-    gated: bool,
+    gated: bool = False,
     interleaved: bool = False,
     tokens_over: str | None = None,
     after_gather: Moves = (),

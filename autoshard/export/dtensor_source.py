@@ -37,6 +37,12 @@ def repr_(text: str) -> str:
     return f'"{text}"'
 
 
+def names_(names: Iterable[str]) -> str:
+    """A tuple of string literals."""
+    found = [repr_(n) for n in names]
+    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+
+
 def call(function: str, positional: Iterable[str], named: Mapping[str, str | None], indent: int = 4) -> str:
     """A call as source; arguments that are None, ``[]`` or ``False`` are left to their defaults."""
     given = [*positional, *(f"{k}={v}" for k, v in named.items() if v not in (None, "[]", "False"))]
