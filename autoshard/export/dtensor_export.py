@@ -13,7 +13,7 @@ from autoshard.export.artifact import Export, ExportedFile
 from autoshard.export.dtensor_source import at_layer, call, instances, moves, names_, quoted, repr_
 from autoshard.export.reading import Reading, unknown_choices
 from autoshard.export.target import Target
-from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, Linear, Norm, OpGraph, Opaque, Router
+from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, Linear, Norm, Opaque, OpGraph, Router
 from autoshard.plan import PlanData
 from autoshard.sharding import Degrees, Layout, ResolvedOp, Step, Strategy, strategy_reasons
 from autoshard.sharding.patterns import pattern_strategy
@@ -209,6 +209,7 @@ def _call(reading: Reading, block: Block, item: ResolvedOp, items: tuple[Resolve
     partial = str(option is not None and option.yields is Layout.PARTIAL)
     match op:
         case Embedding():
+            assert option is not None
             split = next((s.axis for s in option.params[0] if s.dim == 0 and reading.sizes[s.axis] > 1), None)
             over = None if split is None else repr_(split)
             if after != "[]" or over:

@@ -79,7 +79,7 @@ def read_placement(text: str) -> Placement:
 def my_part(x: Tensor, dim: int, axis: Axis, packed: int = 1) -> Tensor:
     """This rank's share of each of ``packed`` parts of ``x`` along ``dim``."""
     dim %= x.ndim
-    return x.unflatten(dim, (packed, axis.size, -1)).select(dim + 1, axis.coordinate).flatten(dim, dim + 1)
+    return torch.unflatten(x, dim, (packed, axis.size, -1)).select(dim + 1, axis.coordinate).flatten(dim, dim + 1)
 
 
 def place_parameter(
@@ -116,7 +116,7 @@ def local_shards(modules: Sequence[nn.Module]) -> Any:
     for module, parameters in held:
         for name, p in parameters.items():
             if isinstance(p, DTensor) or (p is not None and isinstance(p.data, DTensor)):
-                module._parameters[name] = p.to_local()  # type: ignore[attr-defined, assignment]
+                module._parameters[name] = p.to_local()  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -160,7 +160,7 @@ def gather(x: Tensor, dim: int, axis: Axis, packed: int) -> Tensor:
     every = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
     dist.all_gather(every, x.contiguous(), group=axis.group)
     dim %= x.ndim
-    return torch.stack([e.unflatten(dim, (packed, -1)) for e in every], dim + 1).flatten(dim, dim + 2)
+    return torch.stack([torch.unflatten(e, dim, (packed, -1)) for e in every], dim + 1).flatten(dim, dim + 2)
 
 
 def scatter_sum(x: Tensor, dim: int, axis: Axis, packed: int) -> Tensor:
@@ -216,7 +216,7 @@ def linear(
             out = go(forward(*args, **kwargs), after, axes)
         finally:
             module._parameters["bias"] = bias
-        return out + go(bias.to_local(), cut, axes)  # type: ignore[operator]
+        return out + go(bias.to_local(), cut, axes)  # type: ignore[attr-defined]
 
     module.forward = run
 
@@ -244,7 +244,7 @@ def embedding(model: nn.Module, at: str, axes: Axes, after: Moves = (), vocabula
 
 def attention(model: nn.Module, at: str, heads: tuple[int, int], kv_heads: tuple[int, int]) -> None:
     """Tell an attention module its (whole, local) numbers of heads."""
-    module = model.get_submodule(at)
+    module: Any = model.get_submodule(at)
     for names, (whole, local) in (
         (("num_heads", "num_attention_heads"), heads),
         (("num_key_value_heads", "num_kv_heads"), kv_heads),
@@ -278,7 +278,15 @@ class SharedRows(TorchFunctionMode):
             return self.norm(func is F.layer_norm, *args, **kwargs)
         return func(*args, **kwargs)
 
-    def norm(self, centred: bool, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: Any = None) -> Tensor:
+    def norm(
+        self,
+        centred: bool,
+        input: Tensor,
+        normalized_shape: Any,  # noqa: ARG002
+        weight: Any = None,
+        bias: Any = None,
+        eps: Any = None,
+    ) -> Tensor:
         """``layer_norm`` or ``rms_norm`` of split rows."""
         if not centred and bias is not None:
             bias, eps = None, bias  # rms_norm's fourth argument is eps
@@ -290,7 +298,9 @@ class SharedRows(TorchFunctionMode):
         return out if bias is None else out + bias
 
 
-def norm(model: nn.Module, at: str, axes: Axes, before: Moves = (), after: Moves = (), rows_over: str | None = None) -> None:
+def norm(
+    model: nn.Module, at: str, axes: Axes, before: Moves = (), after: Moves = (), rows_over: str | None = None
+) -> None:
     """A norm, with its rows on one rank or over ``rows_over``."""
     module = model.get_submodule(at)
     forward = module.forward
@@ -458,7 +468,7 @@ def experts(
             rows = down.run(module, rows, pairs, axes, first)
         rows = rows.masked_fill(~pairs.own[:, None], 0) * weights.flatten()[pairs.order, None]
         shares = torch.empty_like(rows).index_copy_(0, pairs.order, rows)
-        out = go(shares.unflatten(0, (-1, top_k)).sum(1).to(hidden.dtype), combine, axes)
+        out = go(torch.unflatten(shares, 0, (-1, top_k)).sum(1).to(hidden.dtype), combine, axes)
         return out.reshape(*given.shape[:-1], out.shape[-1])
 
     module.forward = run

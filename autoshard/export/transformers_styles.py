@@ -61,13 +61,17 @@ def _rules_of(reading: Reading, block: Block, item: ResolvedOp) -> Iterator[Rule
         return
     elif isinstance(op, Linear):
         style = _linear_style(reading, item)
-        yield Rule(_owner(item), style, f"{where} moves its activation in a way no style does ({_moves(reading, item)})")
+        yield Rule(
+            _owner(item), style, f"{where} moves its activation in a way no style does ({_moves(reading, item)})"
+        )
     elif isinstance(op, Embedding):
         style = _embedding_style(reading, item)
         yield Rule(_owner(item), style, f"{where} is delivered in a way no style does ({_moves(reading, item)})")
     else:
         shards = item.option is not None and any(reading.sizes[s.axis] > 1 for p in item.option.params for s in p)
-        what = "a router" if isinstance(op, Router) else "a norm over its whole row" if isinstance(op, Norm) else op.kind
+        what = (
+            "a router" if isinstance(op, Router) else "a norm over its whole row" if isinstance(op, Norm) else op.kind
+        )
         for owner in dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params):
             yield Rule(owner, None if shards else "replicate", f"{where}: {what} can only be replicated")
 

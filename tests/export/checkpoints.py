@@ -1,6 +1,7 @@
 """Tiny checkpoints as transformers writes them, with the logits of the unsharded model beside them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,12 @@ def run_ranks(jobs: list[dict[str, Any]], nproc: int, folder: Path) -> list[list
     ranks = Path(__file__).with_name("ranks.py")
     # -I: neither PYTHONPATH nor the current folder, so that autoshard cannot be found even by accident.
     done = subprocess.run(
-        [sys.executable, "-I", str(ranks), str(path), str(nproc)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-I", str(ranks), str(path), str(nproc)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     by_rank = [json.loads(Path(f"{path}.{r}").read_text()) for r in range(nproc)]

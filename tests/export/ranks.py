@@ -12,14 +12,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.modules["autoshard"] = None  # type: ignore[assignment]  # an environment without it
-os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import transformers
 from torch.distributed.tensor import DTensor
+
+sys.modules["autoshard"] = None  # type: ignore[assignment]  # an environment without it
 
 
 def module_at(path: str) -> Any:

@@ -7,6 +7,7 @@ tensors are views: what is loaded into them is in the model.
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -36,21 +37,28 @@ def _in_boxes(tensor: DTensor) -> DTensor:
     if not packed:
         return tensor
     local = tensor.to_local()
+    held, whole = [int(n) for n in local.shape], [int(n) for n in tensor.shape]
+    split = {int(d): int(n) for d, n in packed.items()}
     shape: list[int] = []
     parts: list[int] = []
     new_dim: dict[int, int] = {}
-    for dim, size in enumerate(tensor.shape):
-        if dim in packed:
-            shape += [packed[dim], size // packed[dim]]
-            parts += [packed[dim], local.shape[dim] // packed[dim]]
+    for dim, size in enumerate(whole):
+        if dim in split:
+            shape += [split[dim], size // split[dim]]
+            parts += [split[dim], held[dim] // split[dim]]
         else:
             shape.append(size)
-            parts.append(local.shape[dim])
+            parts.append(held[dim])
         new_dim[dim] = len(shape) - 1
     placements: list[Placement] = [
         Shard(new_dim[p.dim]) if isinstance(p, Shard | StridedShard) else Replicate() for p in tensor.placements
     ]
     stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return DTensor.from_local(
-        local.view(parts), tensor.device_mesh, placements, run_check=False, shape=tuple(shape), stride=tuple(stride)
+        local.view(parts),
+        tensor.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=tuple(stride),
     )

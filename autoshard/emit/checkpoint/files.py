@@ -134,6 +134,7 @@ class Reader:
         self.num_bytes = 0
         self._path: Path | None = None
         self._file = -1
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def __enter__(self) -> "Reader":
         return self
@@ -179,17 +180,23 @@ class Reader:
         rows = max(1, BUFFER_BYTES // max(row, 1))
         for first in range(0, shape[0], rows):
             count = min(rows, shape[0] - first)
-            buffer = torch.empty((count, *whole[1:]), dtype=dtype)
+            buffer = self._memory(count * row).view(dtype).view(count, *whole[1:])
             self._bytes(offset + first * row, buffer)
             for dim in range(1, len(whole)):
                 buffer = buffer.narrow(dim, start[dim], shape[dim])
             place.narrow(0, first, count).copy_(buffer)
 
+    def _memory(self, num_bytes: int) -> Tensor:
+        """The one buffer of this reader: many short-lived ones would leave holes in the process's heap."""
+        if len(self._buffer) < num_bytes:
+            self._buffer = torch.empty(max(num_bytes, BUFFER_BYTES), dtype=torch.uint8)
+        return self._buffer[:num_bytes]
+
     def _bytes(self, offset: int, target: Tensor) -> None:
         """Fill a contiguous CPU tensor from the open file."""
         if target.numel() == 0:
             return
-        memory = memoryview(target.reshape(-1).view(torch.uint8).numpy())
+        memory = memoryview(target.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
         while done < len(memory):
             got = os.preadv(self._file, [memory[done : done + 2**30]], offset + done)

@@ -17,6 +17,7 @@ from autoshard.emit.checkpoint.files import Reader, StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Piece, pieces_of
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps, region_of
 from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout
+from autoshard.emit.checkpoint.tensors import tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy, mesh_of, place_all
@@ -53,7 +54,7 @@ def check_weights(
         InvalidInputError: for a broken file, a missing or unknown tensor, or another shape or dtype.
         PlanMismatchError: for shards saved under another plan, unless ``reshard``.
     """
-    wanted = {name: (tuple(t.shape), t.dtype) for name, t in _tensors(model).items()}
+    wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors_of(model).items()}
     shapes = {name: shape for name, (shape, _) in wanted.items()}
     owners: dict[Path, int] = {}
     if (folder / MANIFEST).is_file():
@@ -95,7 +96,11 @@ def _check_dtype(stored: StoredTensor, name: str, dtype: torch.dtype, cast: bool
         return
     shown = str(have).removeprefix("torch.")
     where = f"{stored.path}: {stored.name} is {shown}, the model has {name} in {str(dtype).removeprefix('torch.')}"
-    if not isinstance(have, torch.dtype) or have.itemsize < 2 or not (have.is_floating_point and dtype.is_floating_point):
+    if (
+        not isinstance(have, torch.dtype)
+        or have.itemsize < 2
+        or not (have.is_floating_point and dtype.is_floating_point)
+    ):
         raise InvalidInputError(f"{where}; quantised weights are not converted")
     if not cast:
         raise InvalidInputError(f"{where}; build the model in {shown}, or load with cast=True")
@@ -119,9 +124,9 @@ def load_weights(
     """
     found = checked or check_weights(model, graph, strategy, folder, cast=cast, reshard=reshard)
     stage = mesh_of(graph, strategy.degrees)
-    coordinates = {axis: a.coordinate for axis, a in mesh_axes(mesh, stage).items()}
+    coordinates = {str(axis): a.coordinate for axis, a in mesh_axes(mesh, stage).items()}
     placed = {p.fqn: p for p in place_all(graph, strategy)}
-    wanted = _tensors(model)
+    wanted = tensors_of(model)
     loaded: dict[str, Tensor] = {}
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     moved = 0
@@ -163,17 +168,6 @@ def _numel(box: Overlap) -> int:
     for n in box.shape:
         count *= n
     return count
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, tied ones under every name, as they are (DTensors too)."""
-    found: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        found |= {dot + n: p.data for n, p in module._parameters.items() if p is not None}
-        kept = module._non_persistent_buffers_set
-        found |= {dot + n: b for n, b in module._buffers.items() if b is not None and n not in kept}
-    return found
 
 
 def _tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -232,6 +226,8 @@ def _recompute(model: nn.Module, device: str) -> None:
             module._buffers[name] = torch.full_like(buffer, float("nan"), device=device)
         if waiting:
             model._init_weights(module)  # type: ignore[operator]  # check_weights saw that there is one
-        empty = next((n for n in waiting if bool(torch.isnan(module._buffers[n]).any())), None)  # type: ignore[arg-type]
+        empty = next((n for n in waiting if bool(torch.isnan(module._buffers[n]).any())), None)
         if empty is not None:
-            raise UnsupportedModelError(f"buffer {prefix}.{empty} is in no checkpoint and the model does not compute it")
+            raise UnsupportedModelError(
+                f"buffer {prefix}.{empty} is in no checkpoint and the model does not compute it"
+            )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from autoshard.emit.checkpoint.files import read_header
 from autoshard.emit.checkpoint.pieces import Piece
 from autoshard.emit.checkpoint.regions import Region, region_of
+from autoshard.emit.checkpoint.tensors import tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import OpGraph
 from autoshard.sharding import StageMesh, Strategy, mesh_of, place_all
@@ -111,9 +111,7 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
     """
     from safetensors.torch import save_file
 
-    from autoshard.emit.checkpoint.load import _tensors
-
-    tensors = _tensors(model)
+    tensors = tensors_of(model)
     unplaced = next((p.fqn for p in place_all(graph, strategy) if not isinstance(tensors.get(p.fqn), DTensor)), None)
     if unplaced is not None:
         raise PlanMismatchError(f"the plan was not applied to this model: {unplaced} is no DTensor")
@@ -171,7 +169,9 @@ def read_manifest(folder: Path) -> Manifest:
                 have = "missing" if stored is None else stored.shape
                 raise InvalidInputError(f"{folder / part.file}: {name} is {have}, {MANIFEST} says {region.shape}")
             found.append(Piece(stored, region))
-        inside = all(b <= n for p in found for runs, n in zip(p.region.dims, entry.shape, strict=False) for _, b in runs)
+        inside = all(
+            b <= n for p in found for runs, n in zip(p.region.dims, entry.shape, strict=False) for _, b in runs
+        )
         if not inside or sum(p.region.numel for p in found) != math.prod(entry.shape):
             raise InvalidInputError(f"{path}: the parts of {name} do not make up {entry.shape}")
         pieces[name] = tuple(found)
