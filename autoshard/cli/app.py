@@ -2,7 +2,7 @@
 
 import typer
 
-from autoshard.cli.commands import compare, models, plan, simulate, trace, validate
+from autoshard.cli.commands import compare, export, models, plan, simulate, trace, validate
 from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app.command()(plan.plan)
 app.command()(trace.trace)
 app.command()(simulate.simulate)
 app.command()(compare.compare)
+app.command()(export.export)
 app.command()(validate.validate)
 app.command()(models.models)
 app.add_typer(calibrate)

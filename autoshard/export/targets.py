@@ -3,6 +3,17 @@
 from collections.abc import Mapping
 
 from autoshard.export import dtensor_export, transformers_export
+from autoshard.export.engines import megatron, sglang, trtllm, vllm
 from autoshard.export.target import Target
 
-TARGETS: Mapping[str, Target] = {t.name: t for t in (dtensor_export.TARGET, transformers_export.TARGET)}
+TARGETS: Mapping[str, Target] = {
+    t.name: t
+    for t in (
+        dtensor_export.TARGET,
+        transformers_export.TARGET,
+        vllm.TARGET,
+        sglang.TARGET,
+        trtllm.TARGET,
+        megatron.TARGET,
+    )
+}
