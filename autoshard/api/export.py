@@ -142,9 +142,7 @@ def plan_of(plan: Plan, strategy: Strategy, cluster: Cluster | str | None) -> Pl
     """A plan of one strategy, for the model, cluster and workload of another plan."""
     where = _cluster(plan, cluster)
     fixed = degrees_dict(strategy.degrees)
-    simulator = make_simulator(
-        plan.graph, where, plan.data.workload, fixed=fixed, pinned=dict(strategy.choices)
-    )
+    simulator = make_simulator(plan.graph, where, plan.data.workload, fixed=fixed, pinned=dict(strategy.choices))
     return Plan(build_plan(solve(simulator, algorithm="exact"), plan.data.model.source))
 
 
@@ -160,4 +158,3 @@ def _cluster(plan: Plan, cluster: Cluster | str | None) -> Cluster:
             f"the plan was made for {plan.data.cluster.name} ({plan.data.cluster.num_devices} devices), not {where.name}"
         )
     return where
-

@@ -47,7 +47,9 @@ class Engine:
         other = [k for k in keys_of(graph) if strategy.choice(k) != chosen.get(k)]
         if not other:
             return ()
-        named = ", ".join(f"{k}={_text(strategy.choice(k))} (it runs {_text(chosen.get(k))})" for k in other[:MOST_NAMED])
+        named = ", ".join(
+            f"{k}={_text(strategy.choice(k))} (it runs {_text(chosen.get(k))})" for k in other[:MOST_NAMED]
+        )
         more = f" and {len(other) - MOST_NAMED} more" if len(other) > MOST_NAMED else ""
         return (f"it has no switch per operator: {named}{more}",)
 

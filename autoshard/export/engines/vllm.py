@@ -60,10 +60,16 @@ def write(plan: PlanData) -> Export:
     if spread:
         flags = launch.checked("vllm", {"data-parallel-address": '"$HEAD_IP"', "data-parallel-rpc-port": 13345})
         others = launch.checked("vllm", {"headless": True, "data-parallel-start-rank": '"$START_RANK"'})
-        where = " \\\n" + launch.command_line(flags) + " ${START_RANK:+" + " ".join(
-            f"--{k}" if v is True else f"--{k} {v}" for k, v in others.items()
-        ) + "}"
-        notes.append(f"{nodes} nodes: set HEAD_IP everywhere, START_RANK (first dp rank of the node) on all but the first")
+        where = (
+            " \\\n"
+            + launch.command_line(flags)
+            + " ${START_RANK:+"
+            + " ".join(f"--{k}" if v is True else f"--{k} {v}" for k, v in others.items())
+            + "}"
+        )
+        notes.append(
+            f"{nodes} nodes: set HEAD_IP everywhere, START_RANK (first dp rank of the node) on all but the first"
+        )
     elif nodes > 1:
         notes.append(f"{nodes} nodes: join them in one Ray cluster first, then run the command on its head")
     body = f'vllm serve "$MODEL" --config config.yaml{where}'
