@@ -94,9 +94,8 @@ def rows(model: str, legend: Legend) -> list[str]:
         cells = [cell(plan, simulator, t, legend) for t in ("vllm", "sglang", "trtllm", "megatron", "transformers")]
         shown = degrees_text(plan.degrees) + (" fp8" if dtype == "fp8" else "")
         rate = f"{plan.predicted.tokens_per_s_per_gpu:.0f}"
-        found.append(
-            f"| {model} | {name} | {shown} | {rate} | {' | '.join(cells)} | {cell(plan, simulator, 'dtensor', legend)} |"
-        )
+        cells.append(cell(plan, simulator, "dtensor", legend))
+        found.append(f"| {model} | {name} | {shown} | {rate} | {' | '.join(cells)} |")
         print(found[-1], f"{time.process_time() - start:.1f} s", file=sys.stderr, flush=True)
     return found
 

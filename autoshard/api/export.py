@@ -155,6 +155,6 @@ def _cluster(plan: Plan, cluster: Cluster | str | None) -> Cluster:
     where = parse_cluster(cluster or plan.data.cluster.name) if not isinstance(cluster, Cluster) else cluster
     if where.num_devices != plan.data.cluster.num_devices:
         raise InvalidInputError(
-            f"the plan was made for {plan.data.cluster.name} ({plan.data.cluster.num_devices} devices), not {where.name}"
+            f"the plan was made for {plan.data.cluster.name}, {plan.data.cluster.num_devices} devices, not {where.name}"
         )
     return where

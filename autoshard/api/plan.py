@@ -113,8 +113,8 @@ class Plan:
         """Fill a model that this plan was applied to with this rank's shards of a checkpoint.
 
         The checkpoint is a folder of safetensors as transformers writes them (older forms with one tensor per expert
-        too), or one of `save_sharded`. Beyond its shard a rank needs one read buffer (16 MiB). On any error the model is
-        left as it was.
+        too), or one of `save_sharded`. Beyond its shard a rank needs one read buffer (16 MiB). On any error the model
+        is left as it was.
 
         Args:
             model: Sharded, on meta or not.
@@ -144,12 +144,13 @@ class Plan:
     def state_dict(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The sharded model's tensors for ``torch.distributed.checkpoint``; what is loaded into them is in the model.
 
-        A strided shard (gate|up) is shown with its dim in two, since torch's checkpoints take shards to be boxes.
+        Parts side by side (gate|up) are shown as a dim of their own, since torch's checkpoints take shards to be
+        boxes. Shapes do not depend on the plan: what one plan saved, another can load.
 
         Raises:
             PlanMismatchError: when the plan was not applied to the model.
         """
-        return distributed_state(model)
+        return distributed_state(model, self.data.graph)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file."""

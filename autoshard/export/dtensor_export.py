@@ -8,7 +8,9 @@ stage is expressible.
 from collections.abc import Iterator
 from importlib import resources
 from importlib.metadata import version
+from inspect import getsource
 
+from autoshard import _torch
 from autoshard.export.artifact import Export, ExportedFile
 from autoshard.export.dtensor_source import at_layer, call, instances, moves, names_, quoted, repr_
 from autoshard.export.reading import Reading, unknown_choices
@@ -23,6 +25,8 @@ from autoshard.sharding.space import tensor_axes
 VERSION = "2.11 to 2.14"
 """Of torch."""
 
+_DOOR = "from autoshard._torch import StridedShard, concatenated, flattened\n"
+_STRIDED = "\nfrom torch.distributed.tensor.placement_types import _StridedShard as StridedShard\n"
 FILE = "sharded_model.py"
 _KINDS = {"slice", "all_reduce", "all_gather", "reduce_scatter"}
 _READS_PARAMETERS = ("attention", "latent_attention", "mixer", "combine", "router", "opaque", "indexer")
@@ -54,8 +58,10 @@ def write(plan: PlanData) -> Export:
     """The file."""
     d = plan.degrees
     runtime = resources.files("autoshard.export").joinpath("dtensor_runtime.py").read_text("utf-8")
-    _, _, code = runtime.partition('"""\n\n')  # without its docstring
-    imports, _, body = code[code.index("from collections") :].partition("\n\n\n")
+    imports, _, body = runtime[runtime.index("from collections") :].partition("\n\n\n")
+    # The private names of torch come from their one door, as its own text.
+    imports = imports.replace(_DOOR, "").rstrip() + _STRIDED
+    body = "\n\n".join([getsource(_torch.flattened), getsource(_torch.concatenated), body])
     text = "\n".join(
         [
             _head(plan),
@@ -71,13 +77,19 @@ def write(plan: PlanData) -> Export:
             "",
         ]
     )
+    other = plan.workload.dtype != plan.graph.dtype
+    dtype = [f"planned for {plan.workload.dtype}; the file shards the model in its own dtype"] if other else []
     replicas = [] if d.replicas == 1 else [f"the plan is {d.replicas} replicas, the file one of them"]
     return Export(
         target="dtensor",
         version=f"torch {VERSION}",
         command=f"torchrun --nproc-per-node {d.num_devices} YOUR_SCRIPT.py",
         files=(ExportedFile(name=FILE, text=text),),
-        notes=(*replicas, *([f"each of the {d.dp} data-parallel ranks feeds its own sequences"] if d.dp > 1 else [])),
+        notes=(
+            *replicas,
+            *dtype,
+            *([f"each of the {d.dp} data-parallel ranks feeds its own sequences"] if d.dp > 1 else []),
+        ),
     )
 
 

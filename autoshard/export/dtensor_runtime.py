@@ -1,7 +1,8 @@
 """How the plan above runs: torch alone, no other package.
 
 Parameters become DTensors. A module runs its own forward on its local shards; activations move only where the plan
-says, by explicit collectives. This part is the same in every file that autoshard exports, and imports only torch.
+says, by explicit collectives. This part is the same in every file that autoshard exports. It imports only torch, and
+`autoshard._torch`, whose three names the exporter writes into the file in place of the import.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
-from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.overrides import TorchFunctionMode
+
+from autoshard._torch import StridedShard, concatenated, flattened
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,15 @@ def make_mesh(dims: dict[str, int], views: dict[str, tuple[str, ...]], device_ty
     """The mesh of one replica, every axis of it flattened; all ranks call this."""
     mesh = init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
     for axis, view in views.items():
-        flat(mesh, view, axis)
+        flattened(mesh, view, axis)
     return mesh
-
-
-def flat(mesh: DeviceMesh, view: tuple[str, ...], axis: str) -> DeviceMesh:
-    """Consecutive mesh dims as the one dim called ``axis``."""
-    return mesh[axis] if view == (axis,) else mesh[view]._flatten(axis)
 
 
 def make_axes(mesh: DeviceMesh, views: dict[str, tuple[str, ...]]) -> Axes:
     """Every axis with this rank's place on it."""
     found = {}
     for axis, view in views.items():
-        line = flat(mesh, view, axis)
+        line = flattened(mesh, view, axis)
         found[axis] = Axis(line.size(), line.get_local_rank(), line.get_group())
     return found
 
@@ -99,8 +96,7 @@ def place_parameter(
                 part = my_part(part, placement.dim, axes[axis], getattr(placement, "split_factor", 1))
         part = part.clone(memory_format=torch.contiguous_format)
         part = part if part.is_meta else part.to(mesh.device_type)
-        lines = [flat(mesh, views[axis], axis) for axis in dims]
-        where = DeviceMesh._concatenate(lines) if len(lines) > 1 else lines[0]
+        where = concatenated([flattened(mesh, views[axis], axis) for axis in dims])
         tensor = DTensor.from_local(
             part, where, placements, run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
         )

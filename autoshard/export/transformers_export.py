@@ -77,8 +77,7 @@ def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
         found.append(f"dp={d.dp}: its data parallelism is FSDP, which shards what the plan replicates")
     if expert_counts(graph) and d.ep > 1 and d.etp > 1:
         found.append(f"ep={d.ep} with etp={d.etp}: experts are whole on a rank under expert parallelism")
-    if not hasattr(importlib.import_module("transformers"), graph.model_class):
-        found.append(f"{graph.model_class} is not a class of transformers")
+    found += _experts_reasons(graph, d)
     if found:
         return tuple(found)
     styles: dict[str, str] = {}
@@ -88,6 +87,21 @@ def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
         elif styles.setdefault(rule.name, rule.style) != rule.style:
             found.append(f"{rule.name} is {styles[rule.name]} in some layers and {rule.style} in others")
     return tuple(dict.fromkeys(found))
+
+
+def _experts_reasons(graph: OpGraph, d: Degrees) -> tuple[str, ...]:
+    """Whether the model's own class is one whose experts can be split: its config has a plan for them."""
+    model_class = getattr(importlib.import_module("transformers"), graph.model_class, None)
+    if model_class is None:
+        return (f"{graph.model_class} is not a class of transformers",)
+    config = model_class.config_class
+    by_expert = bool(getattr(config, "base_model_ep_plan", None))
+    by_tensor = "moe_tp_experts" in (getattr(config, "base_model_tp_plan", None) or {}).values()
+    if expert_counts(graph) and d.ep > 1 and not by_expert:
+        return (f"ep={d.ep}: {graph.model_class} has no expert-parallel plan (`base_model_ep_plan`)",)
+    if expert_counts(graph) and d.etp > 1 and not (by_expert or by_tensor):
+        return (f"etp={d.etp}: the experts of {graph.model_class} cannot be split",)
+    return ()
 
 
 def distributed_config(graph: OpGraph, strategy: Strategy) -> dict[str, object]:
@@ -143,6 +157,8 @@ def write(plan: PlanData) -> Export:
         dtype=plan.graph.dtype,
     )
     notes = [] if d.replicas == 1 else [f"the plan is {d.replicas} replicas; start the command once for each"]
+    if plan.workload.dtype != plan.graph.dtype:
+        notes.append(f"planned for {plan.workload.dtype}; load.py loads the checkpoint in {plan.graph.dtype}")
     return Export(
         target="transformers",
         version=f"transformers {VERSION}",

@@ -234,8 +234,8 @@ def test_shards_are_written_once_and_resumed_or_resharded(tmp_path: Path) -> Non
     # Rank 1 of (dp 2, tp 2, ep 2, etp 2) has written: of the experts' first 4, the second half of every matrix; of what
     # lies on tp, the second half. As rank 1 of tp=4, ep=4 it wants experts 2 and 3 whole: half of them is another's.
     experts = 2 * 2 * (192 * 64 + 64 * 96) * 4
-    # q, o (64 x 64), k, v (32 x 64) rows, head (256 x 64 rows): its second quarter lies in the first half: rank 0's. The
-    # embedding is split by columns now, by rows then: half of its quarter is rank 0's. Norms and routers are rank 0's.
+    # q, o (64 x 64), k, v (32 x 64) rows, head (256 x 64 rows): its second quarter lies in the first half: rank 0's.
+    # The embedding is split by columns now, by rows then: half of its quarter is rank 0's, like norms and routers.
     quarter = 2 * (2 * 64 * 64 + 2 * 32 * 64) * 4 // 4 + 256 * 64 * 4 // 4
     small = (2 * 2 + 1) * 64 * 4 + 2 * 8 * 64 * 4
     # o was split by columns: of the rows that rank 1 wants now, the second half of the columns is its own.
@@ -252,7 +252,7 @@ def test_a_manifest_is_data_that_is_checked(tmp_path: Path) -> None:
     for change, message in (
         (lambda d: d["tensors"]["lm_head.weight"]["parts"].pop(), "parts of lm_head.weight do not make up"),
         (lambda d: d["tensors"]["lm_head.weight"]["parts"][0].update(file="../x"), "is no manifest of shards"),
-        (lambda d: d["tensors"]["lm_head.weight"]["parts"][0].update(region=[[[0, 9]], [[0, 64]]]), "says .9, 64."),
+        (lambda d: d["tensors"]["lm_head.weight"]["parts"][0].update(region=[[[0, 9]]] * 2), "says .9, 9."),
         (lambda d: d.update(model="other"), "saved under another plan .of another model."),
     ):
         edited = copy.deepcopy(data)
@@ -263,13 +263,13 @@ def test_a_manifest_is_data_that_is_checked(tmp_path: Path) -> None:
 
 
 def test_torch_checkpoints_see_boxes() -> None:
-    """gate|up (8, 192, 64), strided over etp: shown as (8, 2, 96, 64) with the third dim sharded, in the same memory."""
+    """gate|up (8, 192, 64), strided over etp: shown as (8, 2, 96, 64), the third dim sharded, in the same memory."""
     graph = graph_of("mixtral")
     strategy = pattern_strategy(graph, MIXED, "megatron")
     with rank_of_four(3, graph, MIXED) as mesh:
         model = emit.apply(whole_model(), graph, strategy, mesh)
         name = "model.layers.0.mlp.experts.gate_up_proj"
-        shown: Any = distributed_state(model)[name]
+        shown: Any = distributed_state(model, graph)[name]
         assert tuple(shown.shape) == (8, 2, 96, 64)
         assert tuple(shown.placements) == (Shard(0), Shard(2))
         parameter: Any = model.get_parameter(name)
@@ -277,23 +277,24 @@ def test_torch_checkpoints_see_boxes() -> None:
         whole = whole_model().get_parameter(name).detach().view(8, 2, 96, 64)
         assert torch.equal(shown.to_local(), whole[4:, :, 48:])
         with pytest.raises(PlanMismatchError, match="was not applied"):
-            distributed_state(whole_model())
+            distributed_state(whole_model(), graph)
 
 
 def round_trip(rank: int, folder: str) -> None:
-    """Save under one plan, load under another, on real ranks."""
+    """Save under one plan; load under it and under another, on real ranks."""
     import torch.distributed.checkpoint as dcp
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     graph = graph_of("mixtral")
-    plans = (Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2))
-    strategies = [pattern_strategy(graph, d, "megatron") for d in plans]
-    first = emit.device_mesh(graph, plans[0], "cpu")
-    dcp.save(distributed_state(emit.apply(whole_model(), graph, strategies[0], first)), checkpoint_id=f"{folder}/dcp")
-    same = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategies[0], first)
-    dcp.load(distributed_state(same), checkpoint_id=f"{folder}/dcp")
-    assert_same_shards(same, emit.apply(whole_model(), graph, strategies[0], first))
+    for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2))):
+        strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
+        want = emit.apply(whole_model(), graph, strategy, mesh)
+        if i == 0:
+            dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp")
+        got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
+        dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp")
+        assert_same_shards(got, want)
     dist.destroy_process_group()
 
 

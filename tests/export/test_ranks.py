@@ -56,7 +56,7 @@ def test_one_family_on_two_ranks(tmp_path: Path, plan_of_strategy: MakePlan) -> 
     check(jobs, wants, 2, tmp_path)
 
 
-def strategies(target: str, family: str, graph) -> list[Strategy]:  # type: ignore[no-untyped-def]
+def strategies(target: str, graph) -> list[Strategy]:  # type: ignore[no-untyped-def]
     """What four ranks run: EP and TP, and for the standalone file every pattern on mixed degrees."""
     ep, tp, mixed = Degrees(tp=4, ep=4), Degrees(tp=4, etp=4), Degrees(dp=2, tp=2, ep=2, etp=2, batch=2)
     if target == "transformers":
@@ -80,7 +80,7 @@ def test_every_family_on_four_ranks(family: str, tmp_path: Path, plan_of_strateg
     graph = graph_of(model, source_of(model))
     jobs, wants = [], []
     for target in ("transformers", "dtensor"):
-        chosen = strategies(target, family, graph)
+        chosen = strategies(target, graph)
         assert len(chosen) >= 2
         for i, strategy in enumerate(chosen):
             plan = plan_of_strategy(graph, strategy, "H100x4")

@@ -14,51 +14,55 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autoshard._torch import StridedShard
 from autoshard.errors import PlanMismatchError
+from autoshard.ir import ExpertsLinear, Linear, OpGraph
+from autoshard.sharding.rules.experts import is_stacked
 
 
-def distributed_state(model: nn.Module) -> dict[str, Tensor]:
+def packed_dims(graph: OpGraph) -> dict[str, tuple[int, int]]:
+    """Dims of parameters that are several equal parts side by side: name -> (dim, parts)."""
+    found: dict[str, tuple[int, int]] = {}
+    for _, op, _, p in graph.parameters():
+        if isinstance(op, Linear) and op.packed > 1:
+            found[p.fqn] = (0, op.packed)
+        elif isinstance(op, ExpertsLinear) and op.packed > 1 and not op.interleaved and is_stacked(op):
+            found[p.fqn] = (2 if op.transposed and p.role == "weight" else 1, op.packed)
+    return found
+
+
+def distributed_state(model: nn.Module, graph: OpGraph) -> dict[str, Tensor]:
     """Parameters and persistent buffers of a model that a plan was applied to, for ``dcp.save`` and ``dcp.load``.
+
+    The shapes do not depend on the plan, so that what was saved under one can be loaded under another.
 
     Raises:
         PlanMismatchError: for a parameter that is no DTensor.
     """
+    packed = packed_dims(graph)
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         tensor = value.data if isinstance(value, nn.Parameter) else value
         if isinstance(value, nn.Parameter) and not isinstance(tensor, DTensor):
             raise PlanMismatchError(f"the plan was not applied to this model: {name} is no DTensor")
-        found[name] = _in_boxes(tensor) if isinstance(tensor, DTensor) else tensor
+        found[name] = _in_boxes(tensor, *packed[name]) if isinstance(tensor, DTensor) and name in packed else tensor
     return found
 
 
-def _in_boxes(tensor: DTensor) -> DTensor:
-    """A view in which every placement is a plain shard of one dim."""
-    packed = {p.dim: p.split_factor for p in tensor.placements if isinstance(p, StridedShard)}
-    if not packed:
-        return tensor
-    local = tensor.to_local()
-    held, whole = [int(n) for n in local.shape], [int(n) for n in tensor.shape]
-    split = {int(d): int(n) for d, n in packed.items()}
-    shape: list[int] = []
-    parts: list[int] = []
-    new_dim: dict[int, int] = {}
-    for dim, size in enumerate(whole):
-        if dim in split:
-            shape += [split[dim], size // split[dim]]
-            parts += [split[dim], held[dim] // split[dim]]
+def _in_boxes(tensor: DTensor, dim: int, parts: int) -> DTensor:
+    """A view with ``dim`` as (parts, rest): every placement is a plain shard of one dim."""
+    whole, local = [int(n) for n in tensor.shape], tensor.to_local()
+    shape = [*whole[:dim], parts, whole[dim] // parts, *whole[dim + 1 :]]
+    placements: list[Placement] = []
+    for p in tensor.placements:
+        if isinstance(p, Shard | StridedShard):
+            assert p.dim != dim or isinstance(p, StridedShard), "a packed dim is only ever split part by part"
+            placements.append(Shard(p.dim + 1 if p.dim >= dim else p.dim))
         else:
-            shape.append(size)
-            parts.append(held[dim])
-        new_dim[dim] = len(shape) - 1
-    placements: list[Placement] = [
-        Shard(new_dim[p.dim]) if isinstance(p, Shard | StridedShard) else Replicate() for p in tensor.placements
-    ]
-    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+            placements.append(Replicate())
     return DTensor.from_local(
-        local.view(parts),
+        torch.unflatten(local, dim, (parts, -1)),
         tensor.device_mesh,
         placements,
         run_check=False,
         shape=torch.Size(shape),
-        stride=tuple(stride),
+        stride=tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))),
     )
