@@ -25,7 +25,7 @@ from autoshard.sharding.space import tensor_axes
 VERSION = "2.11 to 2.14"
 """Of torch."""
 
-_DOOR = "from autoshard._torch import StridedShard, concatenated, flattened\n"
+_DOOR = "from autoshard._torch import StridedShard, concatenated, flattened"
 _STRIDED = "\nfrom torch.distributed.tensor.placement_types import _StridedShard as StridedShard\n"
 FILE = "sharded_model.py"
 _KINDS = {"slice", "all_reduce", "all_gather", "reduce_scatter"}
@@ -60,6 +60,7 @@ def write(plan: PlanData) -> Export:
     runtime = resources.files("autoshard.export").joinpath("dtensor_runtime.py").read_text("utf-8")
     imports, _, body = runtime[runtime.index("from collections") :].partition("\n\n\n")
     # The private names of torch come from their one door, as its own text.
+    assert _DOOR in imports
     imports = imports.replace(_DOOR, "").rstrip() + _STRIDED
     body = "\n\n".join([getsource(_torch.flattened), getsource(_torch.concatenated), body])
     text = "\n".join(

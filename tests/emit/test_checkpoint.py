@@ -17,6 +17,8 @@ from torch.distributed.tensor import Shard
 from autoshard import emit
 from autoshard._torch import FakeStore
 from autoshard.emit.checkpoint import LoadReport, check_weights, distributed_state, load_weights, save_sharded
+from autoshard.emit.checkpoint.files import StoredTensor
+from autoshard.emit.checkpoint.pieces import Source, assemble
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import OpGraph
@@ -303,3 +305,16 @@ def test_torch_distributed_checkpoint_round_trip(tmp_path: Path) -> None:
     import torch.multiprocessing as mp
 
     mp.start_processes(round_trip, args=(str(tmp_path),), nprocs=2, start_method="spawn")  # type: ignore[no-untyped-call]
+
+
+def test_parts_of_unequal_width_lie_one_after_the_other() -> None:
+    # q (6 rows), k and v (2 rows each) of one matrix of 10 rows: 0-6, 6-8, 8-10.
+    def source(name: str, rows: int, part: int) -> Source:
+        stored = StoredTensor(Path("f"), name, torch.float32, (rows, 4), 0)
+        return Source(stored, part, 3, 0, None)
+
+    sources = [source("v", 2, 2), source("q", 6, 0), source("k", 2, 1)]
+    found = {p.stored.name: p.region.dims[0] for p in assemble("qkv", (10, 4), sources)}
+    assert found == {"q": ((0, 6),), "k": ((6, 8),), "v": ((8, 10),)}
+    with pytest.raises(InvalidInputError, match="the part before v of qkv .10, 4. is missing"):
+        assemble("qkv", (10, 4), [sources[0], sources[1]])

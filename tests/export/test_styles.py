@@ -97,6 +97,7 @@ def test_a_model_outside_transformers_is_refused() -> None:
     assert reasons == (f"{graph.model_class} is not a class of transformers",)
 
 
+@pytest.mark.wide
 def test_a_bias_behind_a_sum_is_refused() -> None:
     from autoshard.api.models import graph_of as trace_model
     from autoshard.api.models import source_of
@@ -107,3 +108,25 @@ def test_a_bias_behind_a_sum_is_refused() -> None:
     reasons = TARGET.reasons(graph, pattern_strategy(graph, Degrees(tp=4, etp=4), "megatron"))
     assert any("each of the 4 ranks would add model.layers.*.mlp.experts.down_proj_bias once" in r for r in reasons)
     assert TARGET.strategy(graph, Degrees(tp=4, etp=4)) is not None  # with whole experts
+
+
+@pytest.mark.wide
+def test_engines_keep_the_latent_projections_whole() -> None:
+    from tests.export.checkpoints import build
+
+    from autoshard.api.models import graph_of as trace_model
+    from autoshard.api.models import source_of
+
+    model = build("deepseek_v3")
+    graph = trace_model(model, source_of(model))
+    strategy = TARGETS["vllm"].strategy(graph, Degrees(tp=4, ep=4))
+    assert strategy is not None
+    made = {k.partition("/")[2]: strategy.choice(k) for k, _ in strategy.choices if k.startswith("moe_layers/")}
+    assert {n: made[n] for n in ("q_a", "kv_a", "q_b", "kv_b", "attention", "o")} == {
+        "q_a": None,
+        "kv_a": None,
+        "q_b": 0,
+        "kv_b": 0,
+        "attention": 0,
+        "o": 1,
+    }

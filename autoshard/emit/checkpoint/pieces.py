@@ -17,6 +17,9 @@ from autoshard.emit.checkpoint.files import StoredTensor
 from autoshard.emit.checkpoint.regions import Region
 from autoshard.errors import InvalidInputError
 
+_COMPUTED = (r"rotary_emb\.inv_freq",)
+"""Tensors that old checkpoints have and models of today compute [transformers 5.24, ``modeling_utils``]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -28,7 +31,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """A stored tensor under the name it gets: which part of several side by side it is, and which expert."""
 
     stored: StoredTensor
@@ -46,8 +49,9 @@ def pieces_of(
     Raises:
         InvalidInputError: for a tensor that belongs nowhere, or pieces that do not make up a parameter.
     """
-    named: dict[str, list[_Source]] = {}
-    ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    named: dict[str, list[Source]] = {}
+    known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ignored = [re.compile(p) for p in (*known, *_COMPUTED)]
     rename = _renaming(model, shapes)
     for key, tensor in stored.items():
         name, source = rename(key, tensor)
@@ -55,13 +59,13 @@ def pieces_of(
             named.setdefault(name, []).append(source)
         elif not any(p.search(name) for p in ignored):
             raise InvalidInputError(f"{tensor.path} has a tensor {key} {tensor.shape} that the model has no place for")
-    return {name: _assemble(name, shapes[name], sources) for name, sources in named.items()}
+    return {name: assemble(name, shapes[name], sources) for name, sources in named.items()}
 
 
 def _renaming(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """The function (stored name, tensor) -> (model's name, source) of a model."""
     if not hasattr(model, "base_model_prefix"):
-        return lambda key, tensor: (key, _Source(tensor, 0, 1, 0, None))
+        return lambda key, tensor: (key, Source(tensor, 0, 1, 0, None))
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
@@ -70,19 +74,19 @@ def _renaming(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     renamings = [r for r in rules if not isinstance(r, WeightConverter)]
     names = {name: True for name in shapes}
 
-    def rename(key: str, tensor: StoredTensor) -> tuple[str, _Source]:
+    def rename(key: str, tensor: StoredTensor) -> tuple[str, Source]:
         if key in shapes:  # what transformers of today writes needs no rule
-            return key, _Source(tensor, 0, 1, 0, None)
+            return key, Source(tensor, 0, 1, 0, None)
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
         if pattern is None:
-            return name, _Source(tensor, 0, 1, 0, None)
+            return name, Source(tensor, 0, 1, 0, None)
         converter = next(c for c in converters if pattern in c.source_patterns)
         return name, _converted(converter, pattern, key, tensor)
 
     return rename
 
 
-def _converted(converter: Any, pattern: str, key: str, tensor: StoredTensor) -> _Source:
+def _converted(converter: Any, pattern: str, key: str, tensor: StoredTensor) -> Source:
     """Where a rule puts a tensor; refuses rules that do more than stack and set side by side."""
     kinds = [type(op).__name__ for op in converter.operations]
     dims = {type(op).__name__: getattr(op, "dim", 0) for op in converter.operations}
@@ -98,10 +102,10 @@ def _converted(converter: Any, pattern: str, key: str, tensor: StoredTensor) -> 
         numbers = re.findall(rf"\.{re.escape(lead)}\.(\d+)\.", "." + key) or re.findall(r"\.(\d+)\.", key)[-1:]
         expert = int(numbers[-1])
     patterns = list(converter.source_patterns)
-    return _Source(tensor, patterns.index(pattern), len(patterns), dims.get("Concatenate", 0), expert)
+    return Source(tensor, patterns.index(pattern), len(patterns), dims.get("Concatenate", 0), expert)
 
 
-def _assemble(name: str, shape: tuple[int, ...], sources: list[_Source]) -> tuple[Piece, ...]:
+def assemble(name: str, shape: tuple[int, ...], sources: list[Source]) -> tuple[Piece, ...]:
     """Pieces that fill a parameter exactly."""
     if len(sources) == 1 and sources[0].expert is None and sources[0].num_parts == 1:
         only = sources[0].stored
@@ -109,6 +113,7 @@ def _assemble(name: str, shape: tuple[int, ...], sources: list[_Source]) -> tupl
             raise InvalidInputError(f"{only.path}: {only.name} is {only.shape}, the plan has {name} as {shape}")
         return (Piece(only, Region.whole(shape)),)
     pieces, filled = [], 0
+    following: dict[int | None, tuple[int, int]] = {}  # of every expert: the next part, and where it starts
     for s in sorted(sources, key=lambda s: (s.expert or 0, s.part)):
         inner = s.stored.shape if s.expert is None else (1, *s.stored.shape)
         region = [(0, n) for n in inner]
@@ -116,10 +121,12 @@ def _assemble(name: str, shape: tuple[int, ...], sources: list[_Source]) -> tupl
             raise InvalidInputError(f"{s.stored.path}: {s.stored.name} is {s.stored.shape}, no part of {name} {shape}")
         if s.expert is not None:
             region[0] = (s.expert, s.expert + 1)
+        part, start = following.get(s.expert, (0, 0))
+        if part != s.part:
+            raise InvalidInputError(f"{s.stored.path}: the part before {s.stored.name} of {name} {shape} is missing")
         if s.num_parts > 1:
-            # All parts but the last have the width of the first; unequal ones are not known to occur.
-            start = s.part * inner[s.concatenate]
             region[s.concatenate] = (start, start + inner[s.concatenate])
+        following[s.expert] = (part + 1, start + inner[s.concatenate])
         if any(b > n for (_, b), n in zip(region, shape, strict=True)):
             raise InvalidInputError(f"{s.stored.path}: {s.stored.name} {s.stored.shape} lies outside of {name} {shape}")
         pieces.append(Piece(s.stored, Region(tuple((run,) for run in region)), expert=s.expert is not None))
