@@ -3,6 +3,7 @@
 from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
+from autoshard.api.export import Exported
 from autoshard.ir import OpGraph
 from autoshard.plan import PlanData
 from autoshard.sharding import Strategy, mesh_of
@@ -69,3 +70,19 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
                 "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
             }
     return found
+
+
+def describe_export(found: Exported) -> dict[str, Any]:
+    """An export with its files' texts; ``predicted_loss`` is the share of the plan's throughput lost to the target."""
+    e = found.export
+    return {
+        "target": e.target,
+        "version": e.version,
+        "command": e.command,
+        "degrees": degrees_dict(found.plan.degrees),
+        "nearest": found.nearest,
+        "predicted_loss": found.loss,
+        "predicted_tokens_per_s_per_gpu": found.plan.predicted.tokens_per_s_per_gpu,
+        "notes": list(e.notes),
+        "files": [{"name": f.name, "text": f.text} for f in e.files],
+    }

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from autoshard import emit
+from autoshard.emit.checkpoint import LoadReport, check_weights, distributed_state, load_weights, save_sharded
 from autoshard.ir import OpGraph
 from autoshard.plan import PlanData, Predicted, file
 from autoshard.sharding import Degrees, Strategy, mesh_of, place_all
@@ -71,13 +73,84 @@ class Plan:
         """
         return emit.device_mesh(self.data.graph, self.degrees, device_type)
 
-    def apply(self, model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+    def apply(
+        self,
+        model: torch.nn.Module,
+        mesh: DeviceMesh,
+        checkpoint: str | os.PathLike[str] | None = None,
+        *,
+        cast: bool = False,
+    ) -> torch.nn.Module:
         """Shard a model in place: DTensor parameters, and forwards that move activations as planned.
+
+        Args:
+            model: On any device; on meta it takes no memory, and ``checkpoint`` fills it.
+            mesh: Of `device_mesh`.
+            checkpoint: Folder of safetensors of which this rank reads its shards, checked before the model is touched.
+            cast: Whether the checkpoint may have another floating dtype than the model.
 
         Raises:
             PlanMismatchError: when the model's parameters are not those planned for.
+            InvalidInputError: for a checkpoint that does not fit the model (see `load_weights`).
         """
-        return emit.apply(model, self.data.graph, self.strategy, mesh)
+        if checkpoint is None:
+            return emit.apply(model, self.data.graph, self.strategy, mesh)
+        folder = Path(checkpoint)
+        checked = check_weights(model, self.data.graph, self.strategy, folder, cast=cast)
+        applied = emit.apply(model, self.data.graph, self.strategy, mesh)
+        load_weights(applied, self.data.graph, self.strategy, mesh, folder, checked=checked)
+        return applied
+
+    def load_weights(
+        self,
+        model: torch.nn.Module,
+        mesh: DeviceMesh,
+        checkpoint: str | os.PathLike[str],
+        *,
+        cast: bool = False,
+        reshard: bool = False,
+    ) -> LoadReport:
+        """Fill a model that this plan was applied to with this rank's shards of a checkpoint.
+
+        The checkpoint is a folder of safetensors as transformers writes them (older forms with one tensor per expert
+        too), or one of `save_sharded`. Beyond its shard a rank needs one read buffer (16 MiB). On any error the model
+        is left as it was.
+
+        Args:
+            model: Sharded, on meta or not.
+            mesh: Of `device_mesh`.
+            checkpoint: The folder.
+            cast: Whether floating dtypes are converted to the model's.
+            reshard: Whether shards of another plan or world size may be loaded; the report says how much was moved.
+
+        Raises:
+            InvalidInputError: for a missing, truncated, unknown or mismatching tensor or file.
+            PlanMismatchError: for shards of another plan without ``reshard``, or a model the plan was not applied to.
+        """
+        folder = Path(checkpoint)
+        return load_weights(model, self.data.graph, self.strategy, mesh, folder, cast=cast, reshard=reshard)
+
+    def save_sharded(self, model: torch.nn.Module, folder: str | os.PathLike[str]) -> int:
+        """Write a sharded model: every rank its parts as safetensors, one manifest; returns this rank's bytes.
+
+        Every rank calls it. A part that several ranks hold is written once.
+
+        Raises:
+            PlanMismatchError: when the plan was not applied to the model.
+            InvalidInputError: when the folder cannot be written to.
+        """
+        return save_sharded(model, self.data.graph, self.strategy, Path(folder))
+
+    def state_dict(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The sharded model's tensors for ``torch.distributed.checkpoint``; what is loaded into them is in the model.
+
+        Parts side by side (gate|up) are shown as a dim of their own, since torch's checkpoints take shards to be
+        boxes. Shapes do not depend on the plan: what one plan saved, another can load.
+
+        Raises:
+            PlanMismatchError: when the plan was not applied to the model.
+        """
+        return distributed_state(model, self.data.graph)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file."""

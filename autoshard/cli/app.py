@@ -2,7 +2,7 @@
 
 import typer
 
-from autoshard.cli.commands import compare, explain, models, plan, simulate, trace, validate
+from autoshard.cli.commands import compare, explain, export, models, plan, simulate, trace, validate
 from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command()(trace.trace)
 app.command()(simulate.simulate)
 app.command()(compare.compare)
 app.command()(explain.explain)
+app.command()(export.export)
 app.command()(validate.validate)
 app.command()(models.models)
 app.add_typer(calibrate)

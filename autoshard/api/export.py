@@ -1,0 +1,160 @@
+"""A plan for another program: its files, or why it cannot be said there and what comes nearest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.api.build_plan import build_plan, degrees_dict
+from autoshard.api.plan import Plan
+from autoshard.api.solve import make_simulator, solve
+from autoshard.errors import AutoshardError, InvalidInputError
+from autoshard.export import TARGETS, Export, Target
+from autoshard.hardware import Cluster, parse_cluster
+from autoshard.ir import OpGraph
+from autoshard.sharding import Strategy
+from autoshard.simulator import Simulator
+
+MOST_REASONS = 3
+"""Reasons given in one refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The best strategy that a target would run, and its predicted tokens/s/GPU."""
+
+    strategy: Strategy
+    tokens_per_s_per_gpu: float
+
+    def loss(self, plan: Plan) -> float:
+        """Share of a plan's predicted throughput that is lost; negative if the nearest is predicted to be faster."""
+        return 1.0 - self.tokens_per_s_per_gpu / plan.predicted.tokens_per_s_per_gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """An export, of the plan itself or (``nearest``) of the best one the target can express; ``loss`` is predicted."""
+
+    export: Export
+    plan: Plan
+    nearest: bool
+    loss: float
+
+
+def target_of(name: str) -> Target:
+    """The target of a name. Raises InvalidInputError for an unknown one."""
+    if name not in TARGETS:
+        raise InvalidInputError(f"unknown target {name!r}: plans are exported to {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def legality(target: str, graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
+    """Why an engine would not start with a strategy: what its exporter knows.
+
+    The one place where the rules of ``autoshard check`` join in.
+    """
+    return TARGETS[target].reasons(graph, strategy)
+
+
+def export(
+    plan: Plan,
+    to: str,
+    *,
+    nearest: bool = False,
+    cluster: Cluster | str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Write a plan for a target.
+
+    Args:
+        plan: The plan.
+        to: ``dtensor``, ``transformers``, ``vllm``, ``sglang``, ``trtllm`` or ``megatron``.
+        nearest: Export the best plan that the target can express where it cannot express this one.
+        cluster: Of the plan, where its name does not say it (a YAML file).
+        progress: Is told what is being done.
+
+    Raises:
+        InvalidInputError: for an unknown target, or a plan it cannot express: the reasons, the nearest plan that it can
+            and the predicted loss.
+    """
+    target = target_of(to)
+    reasons = legality(to, plan.graph, plan.strategy)
+    if not reasons:
+        return Exported(export=target.write(plan.data), plan=plan, nearest=False, loss=0.0)
+    progress(f"searching the nearest plan for {to}")
+    found, why_not = _search(plan, to, cluster)
+    if nearest and found is not None:
+        other = plan_of(plan, found.strategy, cluster)
+        return Exported(export=target.write(other.data), plan=other, nearest=True, loss=found.loss(plan))
+    more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
+    raise InvalidInputError(
+        f"{target.version} cannot express this plan: {'; '.join(reasons[:MOST_REASONS])}{more}."
+        f" {why_not if found is None else _described(found, plan)}"
+    )
+
+
+def _search(plan: Plan, to: str, cluster: Cluster | str | None) -> tuple[Nearest | None, str]:
+    try:
+        where = _cluster(plan, cluster)
+        found = nearest_strategy(make_simulator(plan.graph, where, plan.data.workload), to)
+    except AutoshardError as error:
+        return None, f"The nearest plan is not known: {error}"
+    return found, f"No plan that it can express is feasible on {where.name}"
+
+
+def _described(found: Nearest, plan: Plan) -> str:
+    d, loss = found.strategy.degrees, found.loss(plan)
+    change = f"{100 * loss:.1f} % less" if loss >= 0 else f"{-100 * loss:.1f} % more"
+    return (
+        f"Nearest: pp={d.pp} dp={d.dp} tp={d.tp} ep={d.ep} etp={d.etp} batch={d.batch} x{d.replicas} with its own"
+        f" choices, {found.tokens_per_s_per_gpu:.1f} tokens/s/GPU predicted, {change} (--nearest exports it)"
+    )
+
+
+def nearest_strategy(simulator: Simulator, to: str) -> Nearest | None:
+    """The best of all feasible degree points at the choices the target makes there; None if there is none."""
+    best: tuple[float, int, tuple[int, ...]] | None = None
+    points: dict[tuple[int, ...], list[int]] = {}
+    p = simulator.points
+    for i in range(len(p)):
+        points.setdefault((int(p.pp[i]), int(p.dp[i]), int(p.tp[i]), int(p.ep[i])), []).append(i)
+    for members in points.values():
+        degrees = p.degrees(members[0])
+        strategy = TARGETS[to].strategy(simulator.graph, degrees)
+        if strategy is None or legality(to, simulator.graph, strategy):
+            continue
+        try:
+            chosen = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
+        except ValueError:
+            continue
+        dims = np.tile(np.array(chosen, dtype=np.int64), (len(members), 1))
+        rates = simulator.evaluate(np.array(members), dims).tokens_per_s / simulator.cluster.num_devices
+        at = int(np.argmax(rates))
+        if rates[at] > 0 and (best is None or rates[at] > best[0]):
+            best = (float(rates[at]), members[at], chosen)
+    if best is None:
+        return None
+    rate, point, options = best
+    return Nearest(strategy=simulator.strategy(point, options), tokens_per_s_per_gpu=rate)
+
+
+def plan_of(plan: Plan, strategy: Strategy, cluster: Cluster | str | None) -> Plan:
+    """A plan of one strategy, for the model, cluster and workload of another plan."""
+    where = _cluster(plan, cluster)
+    fixed = degrees_dict(strategy.degrees)
+    simulator = make_simulator(plan.graph, where, plan.data.workload, fixed=fixed, pinned=dict(strategy.choices))
+    return Plan(build_plan(solve(simulator, algorithm="exact"), plan.data.model.source))
+
+
+def _cluster(plan: Plan, cluster: Cluster | str | None) -> Cluster:
+    """The cluster of a plan, by its name unless it is given.
+
+    Raises:
+        InvalidInputError: when the name is that of a file that was not given, or another cluster was.
+    """
+    where = parse_cluster(cluster or plan.data.cluster.name) if not isinstance(cluster, Cluster) else cluster
+    if where.num_devices != plan.data.cluster.num_devices:
+        raise InvalidInputError(
+            f"the plan was made for {plan.data.cluster.name}, {plan.data.cluster.num_devices} devices, not {where.name}"
+        )
+    return where

@@ -1,0 +1,192 @@
+"""Shards on disk: every rank writes the parts it is the first to hold, one manifest says which part is where.
+
+The manifest (``autoshard.shards.json``) follows from graph and strategy alone, so no rank has to ask another. It holds
+for every tensor its shape, dtype and parts: a file, and the region of the whole tensor that the file's tensor is.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autoshard.emit.checkpoint.files import read_header
+from autoshard.emit.checkpoint.pieces import Piece
+from autoshard.emit.checkpoint.regions import Region, region_of
+from autoshard.emit.checkpoint.tensors import tensors_of
+from autoshard.errors import InvalidInputError, PlanMismatchError
+from autoshard.ir import OpGraph
+from autoshard.sharding import StageMesh, Strategy, mesh_of, place_all
+
+MANIFEST = "autoshard.shards.json"
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    region: tuple[tuple[tuple[Count, Count], ...], ...]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shape: tuple[Count, ...]
+    parts: tuple[_Part, ...]
+
+
+class _ManifestData(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    schema_: Literal["autoshard.shards/1"] = Field(default="autoshard.shards/1", alias="schema")
+    model: str
+    degrees: dict[str, int]
+    tensors: dict[str, _Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A folder of shards: its data, the pieces of every tensor, and which rank wrote which file."""
+
+    data: _ManifestData
+    pieces: dict[str, tuple[Piece, ...]]
+    owners: dict[Path, int]
+
+
+def _file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def _coordinates(stage: StageMesh, rank: int) -> dict[str, int]:
+    """Coordinate of a rank on every axis of its stage: ranks are counted through the mesh dims, the last fastest."""
+    on_dim = {}
+    for name, size in reversed(stage.dims):
+        rank, on_dim[name] = divmod(rank, size)
+    sizes = dict(stage.dims)
+    found = {}
+    for axis, view in stage.views:
+        at = 0
+        for name in view:
+            at = at * sizes[name] + on_dim[name]
+        found[str(axis)] = at
+    return found
+
+
+def describe_shards(graph: OpGraph, strategy: Strategy, whole: dict[str, tuple[int, ...]]) -> _ManifestData:
+    """The manifest of a model's tensors (name -> whole shape); what the plan does not place is whole on every rank."""
+    d = strategy.degrees
+    if d.pp > 1:
+        raise InvalidInputError(f"pp={d.pp}: shards of pipeline stages are not saved; use a plan with pp=1")
+    stage = mesh_of(graph, d)
+    places = [_coordinates(stage, rank) for rank in range(d.group)]
+    placed = {p.fqn: p for p in place_all(graph, strategy)}
+    tensors = {}
+    for name, shape in whole.items():
+        first: dict[Region, int] = {}
+        for rank, at in enumerate(places if name in placed else places[:1]):
+            region = region_of(replace(placed[name], shape=shape), stage, at) if name in placed else Region.whole(shape)
+            first.setdefault(region, rank)
+        parts = tuple(_Part(file=_file(rank), region=region.dims) for region, rank in first.items())
+        tensors[name] = _Entry(shape=shape, parts=parts)
+    degrees = {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp")}
+    return _ManifestData(model=graph.structural_hash(), degrees=degrees, tensors=tensors)
+
+
+def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: Path) -> int:
+    """Write this rank's parts of a sharded model; rank 0 writes the manifest last. Every rank calls this.
+
+    Returns:
+        Bytes of tensors that this rank wrote.
+
+    Raises:
+        PlanMismatchError: when the plan was not applied to the model.
+        InvalidInputError: when the folder cannot be written to.
+    """
+    from safetensors.torch import save_file
+
+    tensors = tensors_of(model)
+    unplaced = next((p.fqn for p in place_all(graph, strategy) if not isinstance(tensors.get(p.fqn), DTensor)), None)
+    if unplaced is not None:
+        raise PlanMismatchError(f"the plan was not applied to this model: {unplaced} is no DTensor")
+    tied: dict[int, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if tied.setdefault(id(p), name) != name:
+            del tensors[name]
+    manifest = describe_shards(graph, strategy, {n: tuple(t.shape) for n, t in tensors.items()})
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mine: dict[str, Tensor] = {}
+    for name, entry in manifest.tensors.items():
+        if any(part.file == _file(rank) for part in entry.parts):
+            tensor = tensors[name]
+            mine[name] = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).contiguous()
+    try:
+        folder.mkdir(exist_ok=True)
+        temporary = folder / f".{_file(rank)}.tmp"
+        save_file(mine, temporary)
+        temporary.replace(folder / _file(rank))
+        if dist.is_initialized():
+            dist.barrier()
+        if rank == 0:
+            text = json.dumps(manifest.model_dump(mode="json", by_alias=True)) + "\n"
+            draft = folder / f".{MANIFEST}.tmp"
+            draft.write_text(text)
+            os.replace(draft, folder / MANIFEST)
+        if dist.is_initialized():
+            dist.barrier()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {folder}: {error.strerror}") from None
+    return sum(t.numel() * t.element_size() for t in mine.values())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """A folder of shards, its manifest and every file's header checked.
+
+    Raises:
+        InvalidInputError: for a broken manifest or file, or parts that do not make up their tensor.
+    """
+    path = folder / MANIFEST
+    try:
+        data = _ManifestData.model_validate_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "not text"
+        raise InvalidInputError(f"{path} is no manifest of shards: {first}") from None
+    headers = {f: read_header(folder / f) for f in sorted({p.file for e in data.tensors.values() for p in e.parts})}
+    pieces: dict[str, tuple[Piece, ...]] = {}
+    for name, entry in data.tensors.items():
+        found = []
+        for part in entry.parts:
+            stored, region = headers[part.file].get(name), Region(part.region)
+            if stored is None or stored.shape != region.shape:
+                have = "missing" if stored is None else stored.shape
+                raise InvalidInputError(f"{folder / part.file}: {name} is {have}, {MANIFEST} says {region.shape}")
+            found.append(Piece(stored, region))
+        inside = all(
+            b <= n for p in found for runs, n in zip(p.region.dims, entry.shape, strict=False) for _, b in runs
+        )
+        if not inside or sum(p.region.numel for p in found) != math.prod(entry.shape):
+            raise InvalidInputError(f"{path}: the parts of {name} do not make up {entry.shape}")
+        pieces[name] = tuple(found)
+    owners = {folder / f: int(f.removeprefix("rank-").partition(".")[0] or 0) for f in headers if f.startswith("rank-")}
+    return Manifest(data, pieces, owners)
+
+
+def same_layout(manifest: Manifest, graph: OpGraph, strategy: Strategy) -> str | None:
+    """How the shards' layout differs from that of a plan, None if it does not."""
+    if manifest.data.model != graph.structural_hash():
+        return "of another model"
+    expected = describe_shards(graph, strategy, {n: e.shape for n, e in manifest.data.tensors.items()})
+    if expected.degrees != manifest.data.degrees:
+        have = " ".join(f"{k}={v}" for k, v in manifest.data.degrees.items())
+        want = " ".join(f"{k}={v}" for k, v in expected.degrees.items())
+        return f"{have}, not {want}"
+    other = next((n for n, e in expected.tensors.items() if e != manifest.data.tensors[n]), None)
+    return None if other is None else f"{other} is split differently"

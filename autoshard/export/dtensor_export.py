@@ -1,0 +1,313 @@
+"""``--to dtensor``: one Python file that shards the model with torch alone.
+
+The file holds the plan (mesh, a placement per parameter, and for every kind of layer a function with one call per
+fused op) and the small runtime of `dtensor_runtime`, copied. Any strategy that this package itself can run in one
+stage is expressible.
+"""
+
+from collections.abc import Iterator
+from importlib import resources
+from importlib.metadata import version
+from inspect import getsource
+
+from autoshard import _torch
+from autoshard.export.artifact import Export, ExportedFile
+from autoshard.export.dtensor_source import at_layer, call, instances, moves, names_, quoted, repr_
+from autoshard.export.reading import Reading, unknown_choices
+from autoshard.export.target import Target
+from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, Linear, Norm, Opaque, OpGraph, Router
+from autoshard.plan import PlanData
+from autoshard.sharding import Degrees, Layout, ResolvedOp, Step, Strategy, strategy_reasons
+from autoshard.sharding.patterns import pattern_strategy
+from autoshard.sharding.rules.experts import is_stacked
+from autoshard.sharding.space import tensor_axes
+
+VERSION = "2.11 to 2.14"
+"""Of torch."""
+
+_DOOR = "from autoshard._torch import StridedShard, concatenated, flattened"
+_STRIDED = "\nfrom torch.distributed.tensor.placement_types import _StridedShard as StridedShard\n"
+FILE = "sharded_model.py"
+_KINDS = {"slice", "all_reduce", "all_gather", "reduce_scatter"}
+_READS_PARAMETERS = ("attention", "latent_attention", "mixer", "combine", "router", "opaque", "indexer")
+
+
+def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
+    """Why the runtime of the file cannot run ``strategy``."""
+    found = list(unknown_choices(graph, strategy))
+    if strategy.degrees.pp > 1:
+        found.append(f"pp={strategy.degrees.pp}: the file runs one stage; pipelines are not exported")
+    if found:
+        return tuple(found)
+    for block, item in Reading.of(graph, strategy).items():
+        odd = [s for s in item.steps() if s.kind not in _KINDS]
+        if odd or any(s.dim == "token" and not isinstance(item.op, ExpertsLinear) for s in item.steps()):
+            found.append(f"{block.name}/{item.op.name} moves tokens in a way the file's runtime does not")
+    return tuple(found)
+
+
+def strategy_at(graph: OpGraph, degrees: Degrees) -> Strategy | None:
+    """Megatron's choices at the degrees."""
+    if degrees.pp > 1:
+        return None
+    found = pattern_strategy(graph, degrees, "megatron")
+    return None if strategy_reasons(graph, found) else found
+
+
+def write(plan: PlanData) -> Export:
+    """The file."""
+    d = plan.degrees
+    runtime = resources.files("autoshard.export").joinpath("dtensor_runtime.py").read_text("utf-8")
+    imports, _, body = runtime[runtime.index("from collections") :].partition("\n\n\n")
+    # The private names of torch come from their one door, as its own text.
+    assert _DOOR in imports
+    imports = imports.replace(_DOOR, "").rstrip() + _STRIDED
+    body = "\n\n".join([getsource(_torch.flattened), getsource(_torch.concatenated), body])
+    text = "\n".join(
+        [
+            _head(plan),
+            imports,
+            "",
+            "# --- the plan",
+            "",
+            *_tables(plan),
+            "",
+            *_functions(plan),
+            _APPLY.format(blocks=", ".join(f'"{b.name}": {_function(b)}' for b in plan.graph.components() if b.ops)),
+            body.rstrip(),
+            "",
+        ]
+    )
+    other = plan.workload.dtype != plan.graph.dtype
+    dtype = [f"planned for {plan.workload.dtype}; the file shards the model in its own dtype"] if other else []
+    replicas = [] if d.replicas == 1 else [f"the plan is {d.replicas} replicas, the file one of them"]
+    return Export(
+        target="dtensor",
+        version=f"torch {VERSION}",
+        command=f"torchrun --nproc-per-node {d.num_devices} YOUR_SCRIPT.py",
+        files=(ExportedFile(name=FILE, text=text),),
+        notes=(
+            *replicas,
+            *dtype,
+            *([f"each of the {d.dp} data-parallel ranks feeds its own sequences"] if d.dp > 1 else []),
+        ),
+    )
+
+
+_APPLY = '''
+BLOCKS = {{{blocks}}}
+
+
+def device_mesh(device_type="cuda"):
+    """The mesh of one replica over the ranks of the process group, which the caller has started."""
+    return make_mesh(MESH, VIEWS, device_type)
+
+
+def apply(model, mesh):
+    """Shard `model` in place on `mesh` and return it. It may be on the meta device."""
+    expected = {{
+        name.format(at=at): (tuple(shape), dims, texts)
+        for block, table in PLACEMENTS.items()
+        for at in LAYERS[block]
+        for name, (shape, dims, texts) in table.items()
+    }}
+    found = {{name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}}
+    wrong = [n for n in {{**expected, **found}} if expected.get(n, [None])[0] != found.get(n)]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f"not the model planned for: {{name}} is {{found.get(name)}}, planned {{expected.get(name)}}")
+    axes = make_axes(mesh, VIEWS)
+    state = (axes, VIEWS, {{}})
+    for name, (_, dims, texts) in expected.items():
+        place_parameter(model, name, dims, texts, mesh, state)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(mesh.device_type)
+    for owner in {{name.rpartition(".")[0] for name in expected}}:
+        run_local(model, owner, [owner])
+    for block, function in BLOCKS.items():
+        for at in LAYERS[block]:
+            function(model, at, axes)
+    return model
+
+
+# --- the runtime
+
+'''
+
+
+def _head(plan: PlanData) -> str:
+    d = plan.degrees
+    return f'''"""{plan.model.name} ({plan.model.class_name}) sharded for {plan.cluster.name}: \
+pp={d.pp} dp={d.dp} tp={d.tp} ep={d.ep} etp={d.etp}, {d.num_devices} ranks a replica.
+
+Written by autoshard {version("autoshard")} for torch {VERSION}. Needs torch and the model's own definition only:
+
+    mesh = device_mesh("cuda")   # every rank, after init_process_group
+    apply(model, mesh)           # parameters become DTensors, forwards move activations as planned
+"""
+'''
+
+
+def _tables(plan: PlanData) -> Iterator[str]:
+    """Mesh, layers and placements as literals."""
+    dims = ", ".join(f"{repr_(n)}: {size}" for n, size in plan.mesh.dims)
+    yield f"MESH = {{{dims}}}"
+    yield "VIEWS = {  # every axis as the mesh dims it runs over"
+    yield from (f"    {repr_(axis)}: {names_(view)}," for axis, view in plan.mesh.views.items())
+    yield "}"
+    yield "LAYERS = {"
+    for block in plan.graph.components():
+        yield f"    {repr_(block.name)}: {instances(block)},"
+    yield "}"
+    yield "# parameter: (whole shape, mesh dims, a placement for each: R, S(dim), S(dim, parts=n) of n side by side)"
+    yield "PLACEMENTS = {"
+    for block in plan.graph.components():
+        yield f"    {repr_(block.name)}: {{"
+        for op in block.ops:
+            for p in op.params:
+                planned = plan.parameters[p.fqn]
+                name = repr_(at_layer(block, p.fqn))
+                yield f"        {name}: ({p.shape!r}, {names_(planned.mesh)}, {names_(planned.placements)}),"
+        yield "    },"
+    yield "}"
+
+
+def _function(block: Block) -> str:
+    return "shard_" + "".join(c if c.isalnum() else "_" for c in block.name)
+
+
+def _functions(plan: PlanData) -> Iterator[str]:
+    """One function per kind of block."""
+    reading = Reading.of(plan.graph, plan.strategy)
+    for block in plan.graph.components():
+        if not block.ops:
+            continue
+        lines = list(_calls(reading, block))
+        yield ""
+        yield f"def {_function(block)}(model, at, axes):"
+        yield f'    """{block.repeat} x {block.name}, first at {block.instances[0] or "the model"}."""'
+        yield from lines or ["    pass"]
+        yield ""
+
+
+def _calls(reading: Reading, block: Block) -> Iterator[str]:
+    items = reading.resolved[block.name]
+    inside: dict[str, dict[str, None]] = {}
+    for item in items:
+        op = item.op
+        loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
+        if op.kind in _READS_PARAMETERS or loose:
+            owners = dict.fromkeys(at_layer(block, p.fqn.rpartition(".")[0]) for p in op.params)
+            inside.setdefault(at_layer(block, op.fqn), {}).update(owners)
+        if op.inputs:
+            yield from _call(reading, block, item, items)
+    for at, owners in inside.items():
+        others = [o for o in owners if o != at]
+        if others:
+            yield call("run_local", ["model", quoted(at), f"[{', '.join(quoted(o) for o in others)}]"], {})
+    for item in items:
+        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+            yield from _keep_width(reading, block, item, items)
+
+
+def _call(reading: Reading, block: Block, item: ResolvedOp, items: tuple[ResolvedOp, ...]) -> Iterator[str]:
+    op, option = item.op, item.option
+    owner = op.params[0].fqn.rpartition(".")[0] if op.params else op.fqn
+    head = ["model", quoted(at_layer(block, owner)), "axes"]
+    before = moves(reading, item.entry[0]) if item.entry else "[]"
+    after = moves(reading, item.exit)
+    inner = reading.internal(item)
+    partial = str(option is not None and option.yields is Layout.PARTIAL)
+    match op:
+        case Embedding():
+            assert option is not None
+            split = next((s.axis for s in option.params[0] if s.dim == 0 and reading.sizes[s.axis] > 1), None)
+            over = None if split is None else repr_(split)
+            if after != "[]" or over:
+                yield call("embedding", head, {"after": after, "vocabulary_over": over})
+        case Norm():
+            over = repr_(inner[0].axis) if inner else None
+            if (before, after) != ("[]", "[]") or over:
+                yield call("norm", head, {"before": before, "after": after, "rows_over": over})
+        case Linear():
+            cut = "[]"
+            if item.delivered is Layout.SHARDED:
+                axis = tensor_axes(block, op).shard
+                cut = moves(reading, (Step(kind="slice", axis=axis, rows="local", width=0, packed=op.packed),))
+            biased = str(partial == "True" and any(p.role == "bias" for p in op.params))
+            named = {"before": before, "after": after, "partial": biased, "cut": cut if biased == "True" else None}
+            if (before, after) != ("[]", "[]") or biased == "True":
+                yield call("linear", head, named)
+        case Opaque() if (before, after) != ("[]", "[]"):
+            yield call("linear", head, {"before": before, "after": after})
+        case Attention() if option is not None and option.choice is not None and reading.sizes["tp"] > 1:
+            heads = f"({op.heads.size}, {op.heads.size // reading.sizes['tp']})"
+            kv = f"({op.kv_heads.size}, {op.kv_heads.size // reading.sizes['tp_kv']})"
+            at = quoted(at_layer(block, op.fqn))
+            yield call("attention", ["model", at], {"heads": heads, "kv_heads": kv})
+        case Router() if before != "[]" or inner:
+            inside = moves(reading, inner)
+            summed = str(option is not None and option.choice == 1)
+            yield call("router", [*head, str(op.hidden.size)], {"before": before, "inside": inside, "partial": summed})
+        case ExpertsLinear() if op.stage == "up" and is_stacked(op):
+            yield _experts(reading, block, item, items)
+
+
+def _experts(reading: Reading, block: Block, up: ResolvedOp, items: tuple[ResolvedOp, ...]) -> str:
+    act = next(i for i in items if up.op.name in i.op.inputs)
+    down = next(i for i in items if act.op.name in i.op.inputs)
+    assert isinstance(up.op, ExpertsLinear) and isinstance(act.op, Activation)
+    entry = reading.live(up.entry[0])
+    gathers = [s for s in entry if s.indices]
+    rest = tuple(s for s in entry if not s.indices)
+    named = {
+        "up": _matrix(reading, up, (), up.exit),
+        "down": _matrix(reading, down, down.entry[0], ()),
+        "gated": str(act.op.num_inputs_wide == 2),
+        "interleaved": str(up.op.interleaved),
+        "tokens_over": repr_(gathers[0].axis) if gathers else None,
+        "after_gather": moves(reading, rest),
+        "after_activation": moves(reading, act.exit),
+        "combine": moves(reading, down.exit),
+    }
+    return call("experts", ["model", quoted(at_layer(block, up.op.fqn)), "axes", str(up.op.top_k)], named)
+
+
+def _matrix(reading: Reading, item: ResolvedOp, before: tuple[Step, ...], after: tuple[Step, ...]) -> str:
+    op, option = item.op, item.option
+    assert isinstance(op, ExpertsLinear) and option is not None
+    named = {p.role: repr_(p.fqn.rpartition(".")[2]) for p in op.params}
+    cut: tuple[Step, ...] = ()
+    if op.stage == "up" and item.delivered is Layout.SHARDED:
+        cut = (Step(kind="slice", axis="etp", rows="pairs", width=0, packed=1 if op.interleaved else op.packed),)
+    partial = option.yields is Layout.PARTIAL
+    return call(
+        "Matrix",
+        [named["weight"]],
+        {
+            "bias": named.get("bias"),
+            "transposed": str(op.transposed),
+            "partial": str(partial),
+            "before": moves(reading, before),
+            "after": moves(reading, after),
+            "bias_cut": moves(reading, cut) if partial and "bias" in named else None,
+        },
+        indent=0,
+    ).replace("\n", "\n        ")
+
+
+def _keep_width(reading: Reading, block: Block, down: ResolvedOp, items: tuple[ResolvedOp, ...]) -> Iterator[str]:
+    assert isinstance(down.op, ExpertsLinear)
+    up = next(i for i in items if isinstance(i.op, ExpertsLinear) and i.op.stage == "up" and i.op.fqn == down.op.fqn)
+    producer = next(i for i in items if i.op.name == up.op.inputs[0])
+    whole = down.op.out_dim.size
+    width = {Layout.REPLICATED: whole, Layout.SHARDED: whole // reading.sizes["tp"]}
+    before, after = width[producer.delivered], width[down.delivered]
+    if before != after:
+        parent = at_layer(block, down.op.fqn.rpartition(".")[0])
+        yield call("keep_width", ["model", quoted(parent), str(before), str(after)], {})
+
+
+TARGET = Target(name="dtensor", version=f"torch {VERSION}", reasons=reasons, strategy=strategy_at, write=write)

@@ -1,0 +1,79 @@
+"""Reading a strategy as exporters need it: which steps really run, and what every block is called."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoshard.ir import Block, OpGraph
+from autoshard.sharding import RESIDUAL, Layout, ResolvedOp, Step, Strategy, mesh_of, resolve_graph
+from autoshard.sharding.legality import axis_sizes, choice_keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A strategy resolved on a graph; steps along axes of one rank are left out."""
+
+    graph: OpGraph
+    strategy: Strategy
+    sizes: dict[str, int]
+    resolved: dict[str, tuple[ResolvedOp, ...]]
+
+    @staticmethod
+    def of(graph: OpGraph, strategy: Strategy) -> "Reading":
+        """Resolve a legal strategy."""
+        return Reading(
+            graph=graph,
+            strategy=strategy,
+            sizes=axis_sizes(mesh_of(graph, strategy.degrees)),
+            resolved=resolve_graph(graph, strategy),
+        )
+
+    def items(self) -> Iterator[tuple[Block, ResolvedOp]]:
+        """Every fused op with its block, once however often the block repeats."""
+        for block in self.graph.components():
+            for item in self.resolved[block.name]:
+                yield block, item
+
+    def live(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """The steps along axes of more than one rank."""
+        return tuple(s for s in steps if self.sizes[s.axis] > 1)
+
+    def entry(self, item: ResolvedOp) -> tuple[Step, ...]:
+        """Live steps before an op, on any of its inputs."""
+        return tuple(s for steps in item.entry for s in self.live(steps))
+
+    def exit(self, item: ResolvedOp) -> tuple[Step, ...]:
+        """Live steps after an op."""
+        return self.live(item.exit)
+
+    def internal(self, item: ResolvedOp) -> tuple[Step, ...]:
+        """Live steps inside an op."""
+        return () if item.option is None else self.live(item.option.internal)
+
+
+def unknown_choices(graph: OpGraph, strategy: Strategy, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Choices of the whole model (``model/...``), the residual's apart, that an exporter was not told about."""
+    ops = {f"{b.name}/{op.name}" for b, op in graph.all_ops()}
+    return tuple(
+        f"{key}={choice} has no equivalent"
+        for key, choice in strategy.choices
+        if choice is not None and key not in ops and key != RESIDUAL and key not in known
+    )
+
+
+def residual_reasons(strategy: Strategy) -> tuple[str, ...]:
+    """A reason if the residual is sharded in any way."""
+    if strategy.residual is Layout.REPLICATED and strategy.choice(RESIDUAL) is None:
+        return ()
+    return ("the residual stream is sharded, here it is whole on every rank",)
+
+
+def generic(name: str) -> str:
+    """A module or parameter name with every number replaced by ``*``."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def keys_of(graph: OpGraph) -> tuple[str, ...]:
+    """Keys of the ops' choices, without those of the whole model."""
+    ops = {f"{b.name}/{op.name}" for b, op in graph.all_ops()}
+    return tuple(k for k in choice_keys(graph) if k in ops)

@@ -1,0 +1,28 @@
+"""What a target of an export is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoshard.export.artifact import Export
+from autoshard.ir import OpGraph
+from autoshard.plan import PlanData
+from autoshard.sharding import Degrees, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A program that a plan can be written for.
+
+    Attributes:
+        name: As on the command line.
+        version: Of the program, that its rules and flags were read from.
+        reasons: Why the program cannot run a strategy of a model, a sentence each; empty if it can.
+        strategy: The strategy the program would run at given degrees, or None if it has none there.
+        write: The export of a plan that has no reasons against it.
+    """
+
+    name: str
+    version: str
+    reasons: Callable[[OpGraph, Strategy], tuple[str, ...]]
+    strategy: Callable[[OpGraph, Degrees], Strategy | None]
+    write: Callable[[PlanData], Export]
