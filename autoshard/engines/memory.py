@@ -10,8 +10,8 @@ from typing import Any
 
 from autoshard.engines.cache import request_bytes
 from autoshard.engines.legality import Judge, Launch
-from autoshard.engines.weights import Placement, WeightBytes
-from autoshard.ir import Activation, Add, Block, ExpertsLinear, Indexer, Linear, OpGraph, Router
+from autoshard.engines.weights import Placement, Sites, WeightBytes
+from autoshard.ir import Activation, Add, Block, ExpertsLinear, Linear, OpGraph, Router
 from autoshard.sharding.space import tensor_width
 from autoshard.simulator.stages import partition
 from autoshard.units import GIB
@@ -86,6 +86,7 @@ class MemoryModel:
     def __init__(self, launch: Launch, *, context: int, kv_dtype: str) -> None:
         self.launch, self.context, self.kv_dtype = launch, context, kv_dtype
         self._judge = Judge(launch)
+        self._sites = Sites(launch.graph)
 
     def at(self, *, pp: int, dp: int, tp: int, ep: int, etp: int) -> RankMemory:
         """Memory of the stage with the least room for its cache, per request of the context.
@@ -104,7 +105,7 @@ class MemoryModel:
     def _stages(self, facts: Mapping[str, Any]) -> list[tuple[WeightBytes, float, float]]:
         """(weights, those of multi-token prediction, request) bytes of every stage."""
         graph, engine = self.launch.graph, self.launch.engine
-        place = Placement(graph, engine, self.launch.scheme, facts)
+        place = Placement(self._sites, engine, self.launch.scheme, facts)
         pp = min(int(facts["pp"]), len(graph.layers))
         slack = float(engine.memory.window_slack.value({**facts, "budget_tokens": self._tokens(facts)}))
         layer = [place.block_bytes(b) for b in graph.blocks]
@@ -219,8 +220,6 @@ def forward_bytes(graph: OpGraph, *, tokens: float, dp: int, tp: int, ep: int) -
 def _made_width(block: Block, tp: int) -> float:
     """Twice the widest tensor that a dense matrix of the block makes on one of tp ranks."""
     widths = [
-        tensor_width(op)
-        for op in block.ops
-        if isinstance(op, Linear | Router) and not getattr(op, "is_head", False) and not isinstance(op, Indexer)
+        tensor_width(op) for op in block.ops if isinstance(op, Linear | Router) and not getattr(op, "is_head", False)
     ]
     return 2.0 * max(widths, default=0) / tp

@@ -28,7 +28,7 @@ from autoshard.ir import (
     Param,
 )
 from autoshard.sharding.legality import attention_heads, choice_key
-from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.option import Option
 from autoshard.sharding.patterns import PATTERNS, role_of
 from autoshard.sharding.space import consumers, option_axis, options
 
@@ -66,13 +66,49 @@ class WeightBytes:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """An op where an engine puts it: every option it has, the one engines take, and whose degree splits it.
+
+    ``split`` names the fact that is the degree of a dense or shared FFN, None for other ops.
+    """
+
+    op: FusedOp
+    offered: tuple[Option, ...]
+    usual: Option | None
+    split: str | None
+
+
+class Sites:
+    """The sites of every block, by its name; they do not depend on degrees, so one serves many placements."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        owners = {f"{b.name}/{op.name}": (b, op) for b, op in graph.all_ops()}
+        self.blocks = {
+            b.name: tuple(self._site(b, op, owners) for op in b.ops if op.params) for b in graph.components()
+        }
+
+    def _site(self, block: Block, op: FusedOp, owners: Mapping[str, tuple[Block, FusedOp]]) -> Site:
+        offered = options(block, op)
+        owner_block, owner = owners.get(choice_key(self.graph, block, op), (block, op))
+        choice = None
+        if not (isinstance(owner, Linear) and _stays_whole(owner_block, owner)):
+            choice = PATTERNS["megatron"].get(role_of(owner_block, owner))
+        usual = next((o for o in offered if o.choice == choice), offered[-1] if offered else None)
+        split = None
+        if isinstance(op, Linear) and _is_ffn(block, op):
+            split = "shared_tp" if any(isinstance(o, ExpertsLinear) for o in block.ops) else "dense_tp"
+        return Site(op=op, offered=offered, usual=usual, split=split)
+
+
 class Placement:
     """Where an engine keeps the weights of a model at given degrees; ``facts`` are those of `Judge.facts`."""
 
-    def __init__(self, graph: OpGraph, engine: Engine, scheme: Scheme, facts: Mapping[str, Any]) -> None:
-        self.graph, self.engine, self.scheme, self.facts = graph, engine, scheme, facts
+    def __init__(self, sites: Sites, engine: Engine, scheme: Scheme, facts: Mapping[str, Any]) -> None:
+        self.sites, self.engine, self.scheme, self.facts = sites, engine, scheme, facts
         tp = int(facts["tp"])
-        kv = min((min(tp, kv) for _, kv in attention_heads(graph)), default=tp)
+        kv = min((min(tp, kv) for _, kv in attention_heads(sites.graph)), default=tp)
         self.sizes = {"tp": tp, "tp_kv": kv, "ep": int(facts["ep"]), "etp": int(facts["etp"])}
         self._free = engine.name == "torch"
         self._pad = next(
@@ -82,42 +118,32 @@ class Placement:
     def block_bytes(self, block: Block, *, own_aliases: bool = False) -> WeightBytes:
         """Bytes of one instance of a block. ``own_aliases``: a tied weight is kept again, on a stage of its own."""
         total = WeightBytes()
-        for op in block.ops:
-            total = total + self._op_bytes(block, op, own_aliases)
+        for site in self.sites.blocks[block.name]:
+            total = total + self._op_bytes(site, own_aliases)
         return total
 
-    def op_bytes(self, block: Block, op: FusedOp) -> float:
-        """Bytes of one op's weights."""
-        return self._op_bytes(block, op, False).total
-
-    def _op_bytes(self, block: Block, op: FusedOp, own_aliases: bool) -> WeightBytes:
+    def _op_bytes(self, site: Site, own_aliases: bool) -> WeightBytes:
+        op = site.op
         held = [(i, p) for i, p in enumerate(op.params) if p.shared_with is None or own_aliases]
         if not held:
             return WeightBytes()
         if isinstance(op, ExpertsLinear):
             return self._experts_bytes(op)
-        candidates = self._options(block, op)
         best: WeightBytes | None = None
-        for option in candidates:
+        for option in self._options(site):
             found = WeightBytes()
             for i, param in held:
-                found = found + self._param_bytes(op, param, self._shape(block, op, param, option, i))
+                found = found + self._param_bytes(op, param, self._shape(site, param, option, i))
             if best is None or found.total < best.total:
                 best = found
         assert best is not None
         return best
 
-    def _options(self, block: Block, op: FusedOp) -> list[Option | None]:
-        """The options an op may take: one as engines place it, or every legal one."""
-        offered = options(block, op)
-        if not offered:
-            return [None]
-        if self._free:
-            legal = [o for o in offered if self._divides(o)]
-            # An op that shares its choice with another cannot pick alone: it is whole unless the axis allows both.
-            return list(legal) or [offered[-1]]
-        wanted = self._engine_choice(block, op)
-        return [next((o for o in offered if o.choice == wanted), offered[-1])]
+    def _options(self, site: Site) -> tuple[Option | None, ...]:
+        """The options an op may take: the one engines take, or every legal one."""
+        if not self._free or not site.offered:
+            return (site.usual,)
+        return tuple(o for o in site.offered if self._divides(o)) or (site.offered[-1],)
 
     def _divides(self, option: Option) -> bool:
         axis = option_axis(option)
@@ -125,15 +151,8 @@ class Placement:
             return False
         return all(size % self.sizes[over] == 0 for size, over, _ in option.divides if over in self.sizes)
 
-    def _engine_choice(self, block: Block, op: FusedOp) -> Choice:
-        key = choice_key(self.graph, block, op)
-        owner_block, owner = next(((b, o) for b, o in self.graph.all_ops() if f"{b.name}/{o.name}" == key), (block, op))
-        if isinstance(owner, Linear) and _stays_whole(owner_block, owner):
-            return None
-        return PATTERNS["megatron"].get(role_of(owner_block, owner))
-
-    def _shape(self, block: Block, op: FusedOp, param: Param, option: Option | None, i: int) -> Shape:
-        shape = list(param.shape)
+    def _shape(self, site: Site, param: Param, option: Option | None, i: int) -> Shape:
+        op, shape = site.op, list(param.shape)
         if isinstance(op, Embedding) or (isinstance(op, Linear) and op.is_head):
             # Tables are padded before they are split.
             shape[0] = math.ceil(shape[0] / self.engine.vocab_multiple) * self.engine.vocab_multiple
@@ -141,16 +160,10 @@ class Placement:
             shape[0] = math.ceil(shape[0] / self.sizes["tp"])
             return tuple(shape)
         for sharding in option.params[i] if option is not None and i < len(option.params) else ():
-            ways = self._ways(block, op, sharding.axis)
+            own = site.split if sharding.axis == "tp" and not self._free else None
+            ways = int(self.facts[own]) if own is not None else self.sizes[sharding.axis]
             shape[sharding.dim] = math.ceil(shape[sharding.dim] / ways)
         return tuple(shape)
-
-    def _ways(self, block: Block, op: FusedOp, axis: str) -> int:
-        """Ranks that split a dim; dense and shared FFNs may have a degree of their own."""
-        if axis == "tp" and isinstance(op, Linear) and not self._free and _is_ffn(block, op):
-            routed = any(isinstance(o, ExpertsLinear) for o in block.ops)
-            return int(self.facts["shared_tp" if routed else "dense_tp"])
-        return self.sizes[axis]
 
     def _experts_bytes(self, op: ExpertsLinear) -> WeightBytes:
         """Routed experts: a rank's share of experts and of their intermediate width, rounded up and padded."""
