@@ -38,21 +38,34 @@ class Candidate:
         return (self.world, self.pp, self.dp, self.ep)
 
 
-def candidates(fixed: Mapping[str, int], *, num_devices: int, num_layers: int, has_experts: bool) -> list[Candidate]:
+WIDE_LIMIT = 64
+"""Largest cluster of which parts are tried that leave devices idle."""
+
+
+def candidates(
+    fixed: Mapping[str, int], *, num_devices: int, num_layers: int, has_experts: bool, idle: bool = False
+) -> list[Candidate]:
     """Every completion of ``fixed`` whose replicas divide the cluster (or at least fit, where what is fixed does not).
 
-    Where nothing fits the cluster, or the two views of a stage cannot agree, the one request itself is returned, so
-    that it can be said what is wrong with it.
+    With ``idle``, powers of two and any number of stages come besides, though they leave devices of a small cluster
+    idle. Where nothing fits the cluster, or the two views of a stage cannot agree, the one request itself is returned,
+    so that it can be said what is wrong with it.
     """
-    fit = [c for c in _all(fixed, num_devices, num_layers, has_experts) if c.world * c.replicas <= num_devices]
-    whole = [c for c in fit if num_devices % (c.world * c.replicas) == 0]
-    found = whole or fit or [_as_asked(fixed, has_experts)]
+    n, some = num_devices, divisors(num_devices)
+    stages = some
+    if idle and n <= WIDE_LIMIT:
+        some, stages = sorted({*some, *(2**i for i in range(n.bit_length()) if 2**i <= n)}), list(range(1, n + 1))
+    stages = [p for p in stages if p <= num_layers]
+    fit = [c for c in _all(fixed, n, has_experts, some, stages) if c.world * c.replicas <= n]
+    whole = [c for c in fit if n % (c.world * c.replicas) == 0]
+    found = (fit if idle else whole or fit) or [_as_asked(fixed, has_experts)]
     return sorted(set(found), key=Candidate.order)
 
 
-def _all(fixed: Mapping[str, int], n: int, layers: int, has_experts: bool) -> Iterator[Candidate]:
-    some = divisors(n)
-    for pp in [fixed["pp"]] if "pp" in fixed else [p for p in some if p <= layers]:
+def _all(
+    fixed: Mapping[str, int], n: int, has_experts: bool, some: list[int], stages: list[int]
+) -> Iterator[Candidate]:
+    for pp in [fixed["pp"]] if "pp" in fixed else stages:
         for tp in [fixed["tp"]] if "tp" in fixed else some:
             for dp in [fixed["dp"]] if "dp" in fixed else some:
                 if pp * tp * dp > n:

@@ -22,9 +22,11 @@ from autoshard.engines import (
     find_scheme,
     read_engine,
 )
+from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster, parse_cluster
 from autoshard.ir import OpGraph
 from autoshard.sharding.legality import expert_counts
+from autoshard.simulator.points import LARGEST_PIN
 from autoshard.units import GIB
 from autoshard.workload import Workload
 
@@ -131,13 +133,14 @@ def judge(request: Request) -> Verdict:
     return best
 
 
-def _candidates(request: Request, fixed: Mapping[str, int]) -> list[Candidate]:
+def _candidates(request: Request, fixed: Mapping[str, int], *, idle: bool = False) -> list[Candidate]:
     graph, cluster = request.launch.graph, request.launch.cluster
     return candidates(
         fixed,
         num_devices=cluster.num_devices,
         num_layers=len(graph.layers),
         has_experts=bool(expert_counts(graph)),
+        idle=idle,
     )
 
 
@@ -149,7 +152,7 @@ def nearest_plans(request: Request, count: int = NUM_NEAREST) -> list[dict[str, 
     devices = launch.cluster.num_devices
     kept = {k: v for k, v in request.fixed.items() if k in (*KEYS, "replicas")}
     found: list[dict[str, Any]] = []
-    for c in sorted(_candidates(request, {}), key=lambda c: distance(c, kept, devices)):
+    for c in sorted(_candidates(request, {}, idle=True), key=lambda c: distance(c, kept, devices)):
         if any(f.effect != "note" for f in rules.findings(**c.degrees(), replicas=c.replicas)):
             continue
         at = memory.at(**c.degrees())
@@ -204,6 +207,9 @@ def make_request(
         options=profile.with_options(parse_options(options)),
     )
     fixed = {k: v for k, v in parse_fix(fix).items() if k != "batch"}
+    for name, value in fixed.items():
+        if value > LARGEST_PIN:
+            raise InvalidInputError(f"{name}={value} is more than {LARGEST_PIN:,}")
     return Request(launch=launch, context=context, kv_dtype=workload.kv_dtype, fixed=fixed)
 
 

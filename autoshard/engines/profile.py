@@ -142,12 +142,17 @@ class Engine(_Model):
 
 
 def _like(value: Any, default: float | str, name: str) -> float | str:
+    """A given value as what its default is: a text, or a number of at least 0 (a fraction at most 1)."""
     if isinstance(default, str):
         return str(value)
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise InvalidInputError(f"option {name}={value} must be a number") from None
+    most = 1.0 if name == "fraction" else 1e9
+    if not 0 <= number <= most:
+        raise InvalidInputError(f"option {name}={value} must be from 0 to {most:,g}")
+    return number
 
 
 def engine_names() -> tuple[str, ...]:

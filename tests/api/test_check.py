@@ -105,6 +105,9 @@ def test_the_config_says_how_it_is_quantised(tmp_path: Path) -> None:
         ({"kv_dtype": "fp1"}, "unknown dtype 'fp1'"),
         ({"engine": "vllm", "options": "turbo=1"}, "vllm has no option 'turbo': known are mtp"),
         ({"engine": "vllm", "options": "mtp=one"}, "option mtp=one must be a number"),
+        ({"engine": "vllm", "options": "fraction=1.5"}, "option fraction=1.5 must be from 0 to 1"),
+        ({"engine": "vllm", "options": {"mtp": float("nan")}}, "option mtp=nan must be from 0"),
+        ({"fix": {"tp": 10**30}}, "is more than 1,000,000,000"),
         ({"options": "mtp"}, "cannot read 'mtp' of --option 'mtp'"),
     ],
 )
