@@ -8,15 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoshard.api.check import check
     from autoshard.api.entry import autoshard
     from autoshard.api.plan import Plan
     from autoshard.hardware import Cluster
     from autoshard.workload import Workload
 
-__all__ = ["Cluster", "Plan", "Workload", "autoshard"]
+__all__ = ["Cluster", "Plan", "Workload", "autoshard", "check"]
 
 _HOMES = {
     "autoshard": "autoshard.api.entry",
+    "check": "autoshard.api.check",
     "Plan": "autoshard.api.plan",
     "Cluster": "autoshard.hardware",
     "Workload": "autoshard.workload",

@@ -48,6 +48,15 @@ def parse_pin(pin: str | Mapping[str, Choice] | None) -> dict[str, Choice]:
     return found
 
 
+def parse_options(options: str | Mapping[str, object] | None) -> dict[str, object]:
+    """What a launch sets besides degrees, from ``"mtp=1,fraction=0.95"`` or a mapping.
+
+    Raises:
+        InvalidInputError: for a text that is not written so.
+    """
+    return dict(_pairs(options, "option", "mtp=1,fraction=0.95"))
+
+
 def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
     """Pinned choices by the keys of a model's strategies; a bare op name means that op in every block.
 

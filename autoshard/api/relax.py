@@ -1,75 +1,66 @@
-"""Why nothing is feasible, and the smallest change that would help."""
+"""Why nothing is feasible, and the smallest change of each kind that would help; each is tried before it is named.
 
+Kinds: leaving one fixed degree or choice free, more devices, a shorter context, lower precision, a looser limit.
+"""
+
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+import numpy as np
 
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.search.exact import ExactSearch
 from autoshard.simulator import Simulator
+from autoshard.simulator.memory import WORKSPACE_BYTES
 from autoshard.units import GIB, MS
 from autoshard.workload import Workload
 
+FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+LIMIT_FACTORS = (2.0, 4.0)
+"""Of the devices, where a limit on time binds: beyond these, more devices hardly shorten a step."""
+SHORTEST = 256
+
+Works = Callable[[Simulator], bool]
+
 
 def memory_message(simulator: Simulator) -> str:
-    """One line for a model that fits at no legal degrees."""
+    """One line for a model that fits at no legal degrees: what binds, and what would help."""
     graph, cluster = simulator.graph, simulator.cluster
     need = simulator.smallest_bytes
     found = f"needs at least {need / GIB:.1f} GiB a device" if need < float("inf") else "fits at no legal degrees"
     line = (
-        f"{graph.model_name} does not fit on {cluster.name}: {found}"
-        f" (weights, KV of one sequence a dp rank, activations), a {cluster.device.name} has"
-        f" {cluster.device.memory_bytes / GIB:.1f} GiB"
+        f"{graph.model_name} does not fit on {cluster.name}: {found} ({smallest_parts(simulator)}), a"
+        f" {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
     )
-    helps = [h for h in (_more_devices(simulator), _shorter(simulator), _smaller(simulator)) if h]
+    helps = list(_helps(simulator, lambda s: s.any_fits, FACTORS))
     return f"{line}; what would help: {'; or '.join(helps)}" if helps else line
 
 
-def _fits(
-    simulator: Simulator, *, cluster: Cluster | None = None, workload: Workload | None = None, free: bool = False
-) -> bool:
-    """Whether the model fits with something else changed, under what was fixed and pinned unless ``free``."""
-    try:
-        return Simulator(
-            simulator.graph,
-            cluster or simulator.cluster,
-            workload or simulator.workload,
-            fixed=None if free else simulator.fixed,
-            pinned=None if free else simulator.pinned,
-        ).any_fits
-    except InvalidInputError:
-        return False
-
-
-def _more_devices(simulator: Simulator) -> str | None:
-    if simulator.fixed or simulator.pinned:
-        return "leave some of the fixed degrees and choices free" if _fits(simulator, free=True) else None
-    count = simulator.cluster.num_devices
-    for factor in (2, 4, 8, 16, 32, 64):
-        if _fits(simulator, cluster=replace(simulator.cluster, num_devices=count * factor)):
-            return f"{count * factor} devices ({factor}x)"
-    return None
-
-
-def _shorter(simulator: Simulator) -> str | None:
-    workload = simulator.workload
-    tokens = workload.cached_tokens_per_sequence
-    while tokens > 256:
-        tokens //= 2
-        shorter = replace(workload, context=tokens, isl=None if workload.isl is None else tokens)
-        if _fits(simulator, workload=shorter):
-            return f"a context of {tokens}" if workload.isl is None else f"prompts of {tokens}"
-    return None
-
-
-def _smaller(simulator: Simulator) -> str | None:
-    workload = simulator.workload
-    if workload.dtype != "bfloat16" or "float8_e4m3fn" not in simulator.cluster.device.flops_per_s:
-        return None
-    return "fp8 weights (--dtype fp8)" if _fits(simulator, workload=replace(workload, dtype="float8_e4m3fn")) else None
+def smallest_parts(simulator: Simulator) -> str:
+    """The terms of the strategy that needs the least memory, the largest of weights, KV and activations first."""
+    point = int(simulator.minimum_bytes().argmin())
+    dims = []
+    for v, variable in enumerate(simulator.variables):
+        total = np.zeros(len(variable.choices))
+        for part in simulator.parts:
+            for index, table in (*part.weights, *part.kv):
+                if index == v:
+                    total = total + table[point]
+        dims.append(int(np.where(variable.legal[point], total, np.inf).argmin()))
+    e = simulator.evaluate(np.array([point]), np.array([dims], dtype=np.int64))
+    parts = {
+        "weights": float(e.weights_bytes[0]),
+        "KV": float(e.kv_bytes[0]),
+        "activations": float(e.activation_bytes[0]),
+    }
+    listed = [f"{name} {size / GIB:.1f}" for name, size in sorted(parts.items(), key=lambda p: -p[1])]
+    return ", ".join([*listed, f"workspace {WORKSPACE_BYTES / GIB:.1f}"])
 
 
 def limit_message(simulator: Simulator) -> str:
-    """One line for a model that fits but meets its limit at no strategy."""
+    """One line for a model that fits but meets its limit at no strategy: the fastest, and what would help."""
     limit, name = simulator.limit_s, "TPOT" if simulator.workload.phase == "decode" else "TTFT"
     assert limit is not None
     fastest = ExactSearch(simulator).fastest_step()
@@ -78,7 +69,114 @@ def limit_message(simulator: Simulator) -> str:
     step_s, point = fastest
     d = simulator.points.degrees(point)
     where = f"pp={d.pp} dp={d.dp} tp={d.tp} ep={d.ep} etp={d.etp} batch={d.batch}"
+    helps = [f"{name} <= {looser_ms(step_s):g} ms", *_helps(simulator, _meets_limit, LIMIT_FACTORS)]
     return (
         f"no strategy of {simulator.graph.model_name} on {simulator.cluster.name} meets {name} <= {limit / MS:g} ms;"
-        f" the fastest is {step_s / MS:.2f} ms at {where}"
+        f" the fastest is {step_s / MS:.2f} ms at {where}; what would help: {'; or '.join(helps)}"
     )
+
+
+def looser_ms(step_s: float) -> float:
+    """The least limit of three digits, in milliseconds, that a step meets."""
+    ms = step_s / MS
+    digit = 10.0 ** (math.floor(math.log10(ms)) - 2)
+    return math.ceil(ms / digit - 1e-9) * digit
+
+
+def _meets_limit(simulator: Simulator) -> bool:
+    if not simulator.any_fits:
+        return False
+    fastest = ExactSearch(simulator).fastest_step()
+    assert simulator.limit_s is not None
+    return fastest is not None and fastest[0] <= simulator.limit_s
+
+
+def _helps(simulator: Simulator, works: Works, factors: tuple[float, ...]) -> Iterator[str]:
+    """The smallest change of every kind under which ``works`` holds."""
+    yield from _freed(simulator, works)
+    count = simulator.cluster.num_devices
+    counts = [int(count * f) for f in factors if int(count * f) > count]
+    more = [(f"{n} devices ({n / count:g}x)", _changed(simulator, cluster=_grown(simulator, n))) for n in counts]
+    yield from _first(more, works)
+    workload, what = simulator.workload, "a context" if simulator.workload.isl is None else "prompts"
+    shorter = [(f"{what} of {n}", _changed(simulator, workload=_shortened(workload, n))) for n in _halves(workload)]
+    if shorter and _holds(shorter[-1][1], works):  # if the shortest does not help, none does
+        yield from _first(shorter, works)
+    fp8 = replace(workload, dtype="float8_e4m3fn")
+    if workload.dtype == "bfloat16" and "float8_e4m3fn" in simulator.cluster.device.flops_per_s:
+        yield from _first([("fp8 weights (--dtype fp8)", _changed(simulator, workload=fp8))], works)
+
+
+Change = Callable[[], Simulator | None]
+
+
+def _first(changes: list[tuple[str, Change]], works: Works) -> Iterator[str]:
+    """The first of ever larger changes that works."""
+    yield from next(([text] for text, change in changes if _holds(change, works)), [])
+
+
+def _holds(change: Change, works: Works) -> bool:
+    changed = change()
+    return changed is not None and works(changed)
+
+
+def _changed(
+    simulator: Simulator,
+    *,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    without: str | None = None,
+) -> Change:
+    """Builds the simulator with something else; None where no degrees are legal then."""
+
+    def build() -> Simulator | None:
+        try:
+            return Simulator(
+                simulator.graph,
+                cluster or simulator.cluster,
+                workload or simulator.workload,
+                fixed={k: v for k, v in simulator.fixed.items() if k != without},
+                pinned={k: v for k, v in simulator.pinned.items() if k != without},
+            )
+        except InvalidInputError:
+            return None
+
+    return build
+
+
+def _freed(simulator: Simulator, works: Works) -> Iterator[str]:
+    """One fixed degree or choice whose freedom is enough; all of them, if only that is."""
+    held = [*simulator.fixed, *simulator.pinned]
+    for name in held:
+        if _holds(_changed(simulator, without=name), works):
+            yield f"leaving {name} free"
+            return
+    if len(held) > 1:
+        free = replace_free(simulator)
+        if free is not None and works(free):
+            yield "leaving all fixed degrees and choices free"
+
+
+def replace_free(simulator: Simulator) -> Simulator | None:
+    """The simulator with nothing fixed or pinned."""
+    try:
+        return Simulator(simulator.graph, simulator.cluster, simulator.workload)
+    except InvalidInputError:
+        return None
+
+
+def _grown(simulator: Simulator, count: int) -> Cluster:
+    return replace(simulator.cluster, num_devices=count)
+
+
+def _shortened(workload: Workload, tokens: int) -> Workload:
+    return replace(workload, context=tokens, isl=None if workload.isl is None else tokens)
+
+
+def _halves(workload: Workload) -> list[int]:
+    found = []
+    tokens = workload.cached_tokens_per_sequence
+    while tokens > SHORTEST:
+        tokens //= 2
+        found.append(tokens)
+    return found

@@ -2,7 +2,7 @@
 
 import typer
 
-from autoshard.cli.commands import compare, explain, export, models, plan, simulate, trace, validate
+from autoshard.cli.commands import check, compare, explain, export, models, plan, simulate, trace, validate
 from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.command()(plan.plan)
 app.command()(trace.trace)
 app.command()(simulate.simulate)
+app.command()(check.check)
 app.command()(compare.compare)
 app.command()(explain.explain)
 app.command()(export.export)

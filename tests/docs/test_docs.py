@@ -22,6 +22,11 @@ def test_the_space_of_every_model_is_printed() -> None:
     assert [f"## {e.name}" in text for e in catalogue.entries()] == [True] * len(catalogue.entries())
 
 
+def test_the_rules_of_check_are_as_printed() -> None:
+    page = runpy.run_path(str(DOCS / "make_check.py"))["page"]
+    assert page() == (DOCS / "check.md").read_text(encoding="utf-8")
+
+
 def test_gpt_moe_sizes_are_as_printed() -> None:
     text = (DOCS / "gpt-moe.md").read_text(encoding="utf-8")
     for name, preset in GPT_MOE_PRESETS.items():
