@@ -12,33 +12,30 @@ from autoshard.cost.attention import (
 )
 from autoshard.cost.collectives import collective_law_s, collective_s
 from autoshard.cost.dispatch import dispatch_s
-from autoshard.cost.engine import Engine, engine_named, host_s, known_engines
 from autoshard.cost.gemm import fused_experts_law_s, gemm_law_s, gemm_s, grouped_gemm_s, grouped_law_s
 from autoshard.cost.kernels import Kernels
 from autoshard.cost.memory import memory_op_s, scan_s
 from autoshard.cost.moe import experts_touched, imbalance
 from autoshard.cost.routing import power_law_load
+from autoshard.cost.serving import ServingLaw, serving_engines, serving_law
 
 __all__ = [
-    "Engine",
     "FloatArray",
     "Kernels",
+    "ServingLaw",
     "attention_decode_s",
     "attention_prefill_s",
     "collective_law_s",
     "collective_s",
     "decode_law_s",
     "dispatch_s",
-    "engine_named",
     "experts_touched",
     "fused_experts_law_s",
     "gemm_law_s",
     "gemm_s",
     "grouped_gemm_s",
     "grouped_law_s",
-    "host_s",
     "imbalance",
-    "known_engines",
     "memory_op_s",
     "mla_decode_law_s",
     "mla_decode_s",
@@ -46,4 +43,6 @@ __all__ = [
     "power_law_load",
     "prefill_law_s",
     "scan_s",
+    "serving_engines",
+    "serving_law",
 ]

@@ -1,4 +1,4 @@
-"""What an engine launches for a block: products of one tensor run as one, additions inside the norm that follows."""
+"""What an engine launches as one: products of the same tensor, reductions of sums that are only added."""
 
 from collections.abc import Mapping
 
@@ -20,20 +20,6 @@ def merged_products(block: Block) -> Mapping[str, tuple[tuple[Linear, Axis], ...
     return {op.name: tuple((o, tensor_axes(block, o).shard) for o in group) for group in groups for op in group}
 
 
-def num_launches(block: Block) -> int:
-    """Fused ops of a block as an engine launches them."""
-    merged = merged_products(block)
-    seen: set[tuple[str, ...]] = set()
-    count = 0
-    for op in block.ops:
-        if isinstance(op, Add):
-            continue
-        names = _names(op, merged)
-        count += names not in seen
-        seen.add(names)
-    return count
-
-
 def joins_experts(block: Block, op: FusedOp | None) -> bool:
     """Whether an op's output is only added to that of the routed experts: engines add first and reduce once."""
     if not isinstance(op, Linear):
@@ -43,7 +29,3 @@ def joins_experts(block: Block, op: FusedOp | None) -> bool:
     return len(readers) == 1 and all(
         isinstance(r, Add) and any(isinstance(made.get(name), ExpertsLinear) for name in r.inputs) for r in readers
     )
-
-
-def _names(op: FusedOp, merged: Mapping[str, tuple[tuple[Linear, Axis], ...]]) -> tuple[str, ...]:
-    return tuple(o.name for o, _ in merged[op.name]) if op.name in merged else (op.name,)

@@ -189,14 +189,20 @@ class Points:
 _ARRAYS = ("pp", "dp", "tp", "ep", "etp", "sequences", "microbatches", "replicas")
 
 
-def make_points(graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Points:
+def make_points(
+    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None, concurrency: int | None = None
+) -> Points:
     """All degree points of a model on a cluster under pinned degrees (keys of `PINNABLE`).
+
+    With ``concurrency`` requests in flight over the whole cluster every rank has its share of them, rounded up.
 
     Raises:
         InvalidInputError: for an unknown or non-positive pin, or pins that break a rule (the rule is named).
     """
     fixed = dict(fixed or {})
     _check_pins(fixed, cluster)
+    if concurrency is not None and "batch" in fixed:
+        raise InvalidInputError(f"batch={fixed['batch']} and concurrency={concurrency} both fix the requests in flight")
     groups, reasons = stage_groups(graph, cluster, fixed)
     if not groups:
         if reasons:
@@ -209,8 +215,8 @@ def make_points(graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | Non
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
     of: list[int] = []
     for i, g in enumerate(groups):
-        for sequences, microbatches in _batches(g, fixed):
-            replicas = fixed.get("replicas", cluster.num_devices // (g.pp * g.dp * g.tp))
+        replicas = fixed.get("replicas", cluster.num_devices // (g.pp * g.dp * g.tp))
+        for sequences, microbatches in _batches(g, fixed, replicas, concurrency):
             rows.append((g.pp, g.dp, g.tp, g.ep, g.etp, sequences, microbatches, replicas))
             of.append(i)
     if not rows:
@@ -241,7 +247,13 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
         raise InvalidInputError(f"{pins} needs {needed} devices; the cluster {cluster.name} has {cluster.num_devices}")
 
 
-def _batches(g: StageGroup, fixed: Mapping[str, int]) -> list[tuple[int, int]]:
+def _batches(
+    g: StageGroup, fixed: Mapping[str, int], replicas: int, concurrency: int | None
+) -> list[tuple[int, int]]:
+    if concurrency is not None:
+        each = -(-concurrency // (replicas * g.dp))
+        microbatches = min(g.pp, each)
+        return [(-(-each // microbatches), microbatches)]
     if "batch" not in fixed:
         return [(s, g.pp) for s in sequence_grid(LARGEST_SEQUENCES)]
     each, rest = divmod(fixed["batch"], g.dp)

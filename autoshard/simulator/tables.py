@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost import Engine, Kernels, collective_s, host_s
+from autoshard.cost import Kernels, ServingLaw, collective_s
 from autoshard.cost.formats import MODEL_FORMATS, Formats
 from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
@@ -26,7 +26,7 @@ from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.simulator.amounts import Amounts
-from autoshard.simulator.launches import joins_experts, merged_products, num_launches
+from autoshard.simulator.launches import joins_experts, merged_products
 from autoshard.simulator.lengths import Lengths, own_lengths
 from autoshard.simulator.points import Points
 from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
@@ -50,7 +50,7 @@ class TableBuilder:
         points: Points,
         pinned: Mapping[str, Choice],
         lengths: Lengths,
-        engine: Engine | None = None,
+        engine: ServingLaw | None = None,
         formats: Formats = MODEL_FORMATS,
     ) -> None:
         self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
@@ -165,15 +165,11 @@ class TableBuilder:
             factor = self._tensor_factor(block, producer, last=last)
             if factor is not None:
                 factors.append(factor)
-        if priced and self.engine is not None:
-            factors.append(self._host_factor(block, self.engine, last=last))
+        if priced and last and self.engine is not None and self.lengths.phase == "decode":
+            # The engine's host: once a step, on the last stage, which samples.
+            seconds = self.engine.host_s(self._amounts[True].sequences)
+            factors.append(Factor(variables=(), table=seconds, label="engine", what="host"))
         return Component(name=block.name, factors=tuple(factors), weights=tuple(weights.items()), kv=tuple(kv.items()))
-
-    def _host_factor(self, block: Block, engine: Engine, *, last: bool) -> Factor:
-        """Seconds that an engine's host and its small kernels add to a pass: by launched op, and by sequence."""
-        sequences = self._amounts[True].sequences if last else np.zeros(len(self.points))
-        seconds = host_s(engine, num_launches(block), sequences)
-        return Factor(variables=(), table=seconds, label="host", what="host")
 
     def _op_factors(
         self, op: FusedOp, v: int | None, listed: Sequence[Option], work: WorkModel, *, last: bool
@@ -302,7 +298,7 @@ def build_tables(
     pinned: Mapping[str, Choice],
     *,
     lengths: Lengths | None = None,
-    engine: Engine | None = None,
+    engine: ServingLaw | None = None,
     formats: Formats = MODEL_FORMATS,
     priced: bool = True,
 ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
@@ -310,7 +306,7 @@ def build_tables(
 
     A pinned variable keeps its options, but only the pinned one is legal. Without ``priced`` components hold bytes
     but no seconds, which is all that the choice of points needs. ``lengths`` says which pass is priced (the workload's
-    own by default), ``engine`` whose kernels and host, ``formats`` how its weights are stored.
+    own by default), ``engine`` whose kernels and host, ``formats`` how it stores weights.
     """
     builder = TableBuilder(graph, cluster, workload, points, pinned, lengths or own_lengths(workload), engine, formats)
     components = {block.name: builder.component(block, priced=priced) for block in graph.components()}
