@@ -5,7 +5,7 @@ idles, and the objective still counts it. ``sequences`` (of one microbatch on on
 of four values an octave up to `LARGEST_SEQUENCES`, so that the batch ``sequences * dp * pp`` is always whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -266,3 +266,23 @@ def _batches(
 def top_k_of(graph: OpGraph) -> int:
     """Experts per token, 1 for a dense model."""
     return max((op.top_k for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
+
+
+def points_at(
+    graph: OpGraph, cluster: Cluster, layouts: Sequence[tuple[int, int, int]], sequences: Sequence[float]
+) -> Points:
+    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank, which need not be whole, one replica each."""
+    groups = [_stage_group(graph, cluster, 1, dp, tp, ep, {}) for dp, tp, ep in layouts]
+    ones = np.ones(len(groups), dtype=np.int64)
+    return Points(
+        pp=ones,
+        dp=np.array([g.dp for g in groups]),
+        tp=np.array([g.tp for g in groups]),
+        ep=np.array([g.ep for g in groups]),
+        etp=np.array([g.etp for g in groups]),
+        sequences=np.array(sequences),
+        microbatches=ones,
+        replicas=ones,
+        sizes={a: np.array([g.sizes[a] for g in groups]) for a in groups[0].sizes},
+        in_node={a: np.array([g.in_node[a] for g in groups]) for a in groups[0].in_node},
+    )
