@@ -105,6 +105,7 @@ def simulate(
     return {
         "model": graph.model_name,
         "cluster": cluster.name,
+        "workload": {n: getattr(workload, n) for n in workload.__dataclass_fields__},
         "degrees": degrees_dict(simulator.points.degrees(0)),
         "choices": choices,
         "feasible": not reasons,

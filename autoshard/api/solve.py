@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autoshard.api.limits import serving_limit_message
 from autoshard.api.relax import limit_message, memory_message
-from autoshard.api.serving import serving_limit_message
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
@@ -112,6 +112,11 @@ def make_simulator(
     return simulator
 
 
+def no_plan_message(simulator: Simulator) -> str:
+    """Why no strategy that fits is known to keep the limits."""
+    return serving_limit_message(simulator) if simulator.limits else limit_message(simulator)
+
+
 def run_search(simulator: Simulator, algorithm: str, *, budget: int, seed: int) -> tuple[ShardingProblem, SearchResult]:
     """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget."""
     if algorithm not in SEARCHES:
@@ -139,7 +144,7 @@ def solve(
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
     exact = ExactSearch(simulator).run(1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
     if exact.bound <= 0:
-        raise NoFeasiblePlanError(serving_limit_message(simulator) if simulator.limits else limit_message(simulator))
+        raise NoFeasiblePlanError(no_plan_message(simulator))
     num = simulator.cluster.num_devices
     optimum = exact.tokens_per_s / num
     common: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 import typer
 
-from autoshard.cli.commands import compare, models, plan, simulate, trace, validate
+from autoshard.cli.commands import compare, frontier, models, plan, simulate, size, trace, validate
 from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
@@ -16,6 +16,8 @@ app = typer.Typer(
 app.command()(plan.plan)
 app.command()(trace.trace)
 app.command()(simulate.simulate)
+app.command()(frontier.frontier)
+app.command()(size.size)
 app.command()(compare.compare)
 app.command()(validate.validate)
 app.command()(models.models)

@@ -27,7 +27,7 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     for t in data["predicted"]["terms"]:
         label = f"{t['part']}/{t['label']} {t['what']}"
         terms[label] = terms.get(label, 0.0) + t["seconds"]
-    yield from time_bars(terms, data["predicted"]["step_s"])
+    yield from time_bars(terms, data["predicted"]["step_s"], serving=data["workload"]["phase"] == "serve")
     yield ""
     yield _search(data)
     if data["alternatives"]:
