@@ -72,6 +72,31 @@ def _qwen3_moe(**sizes: Any) -> dict[str, Any]:
     }
 
 
+def _llama_3_1(**sizes: Any) -> dict[str, Any]:
+    """A Llama 3.1 config: dense, GQA with 8 kv heads, gated SiLU."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+        **sizes,
+    }
+
+
 _TRANSFORMERS = (
     CatalogueEntry(
         name="mixtral-8x7b",
@@ -178,34 +203,53 @@ _TRANSFORMERS = (
         },
     ),
     CatalogueEntry(
+        name="qwen3-32b",
+        kind="transformers",
+        num_parameters=32_762_123_264,
+        reference="huggingface.co/Qwen/Qwen3-32B; count summed from the config's shapes",
+        config={
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "intermediate_size": 25600,
+            "max_position_embeddings": 40960,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+    ),
+    CatalogueEntry(
+        name="llama-3.1-8b",
+        kind="transformers",
+        num_parameters=8_030_261_248,
+        reference="huggingface.co/meta-llama/Llama-3.1-8B; count summed from the config's shapes",
+        config=_llama_3_1(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_attention_heads=32,
+            num_hidden_layers=32,
+        ),
+    ),
+    CatalogueEntry(
         name="llama-3.1-70b",
         kind="transformers",
         num_parameters=70_553_706_496,
         reference="huggingface.co/meta-llama/Llama-3.1-70B; count summed from the config's shapes",
-        config={
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "attention_bias": False,
-            "hidden_act": "silu",
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "max_position_embeddings": 131072,
-            "mlp_bias": False,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 80,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_scaling": {
-                "factor": 8.0,
-                "high_freq_factor": 4.0,
-                "low_freq_factor": 1.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "llama3",
-            },
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": False,
-            "vocab_size": 128256,
-        },
+        config=_llama_3_1(
+            hidden_size=8192,
+            intermediate_size=28672,
+            num_attention_heads=64,
+            num_hidden_layers=80,
+        ),
     ),
 )
 

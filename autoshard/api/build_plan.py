@@ -32,15 +32,15 @@ def predict(simulator: Simulator, point: int, dims: tuple[int, ...]) -> Predicte
     d = simulator.points.degrees(point)
     rate = float(simulator.throughput(np.array([point]), e.step_s)[0])
     step = float(e.step_s[0])
-    decode = simulator.workload.phase == "decode"
+    tpot, ttft = latencies(simulator, point, dims, step)
     weights, kv, activations = float(e.weights_bytes[0]), float(e.kv_bytes[0]), float(e.activation_bytes[0])
     return Predicted(
         tokens_per_s=rate,
         tokens_per_s_per_gpu=rate / simulator.cluster.num_devices,
         tokens_per_s_per_used_gpu=rate / (d.num_devices * d.replicas),
-        tokens_per_s_per_user=1.0 / step if decode else None,
-        tpot_s=step if decode else None,
-        ttft_s=None if decode else step,
+        tokens_per_s_per_user=None if tpot is None else 1.0 / tpot,
+        tpot_s=tpot,
+        ttft_s=ttft,
         step_s=step,
         memory_bytes=MemoryBytes(
             weights=weights,
@@ -56,6 +56,26 @@ def predict(simulator: Simulator, point: int, dims: tuple[int, ...]) -> Predicte
     )
 
 
+def latencies(
+    simulator: Simulator, point: int, dims: tuple[int, ...], step_s: float
+) -> tuple[float | None, float | None]:
+    """TPOT and TTFT in seconds, each None where the phase has none."""
+    if simulator.workload.phase != "serve":
+        return (step_s, None) if simulator.workload.phase == "decode" else (None, step_s)
+    at, options = np.array([point]), np.array([dims], dtype=np.int64)
+    found = {m.name: float(simulator.measure_s(m, at, options)[0]) for m in simulator.limited}
+    return found["tpot"], found["ttft"]
+
+
+def over_limits(
+    simulator: Simulator, point: int, dims: tuple[int, ...], step_s: float
+) -> list[tuple[str, float, float]]:
+    """Limits that a strategy breaks: name, seconds, limit in seconds."""
+    tpot, ttft = latencies(simulator, point, dims, step_s)
+    pairs = (("TPOT", tpot, simulator.workload.tpot_s), ("TTFT", ttft, simulator.workload.ttft_s))
+    return [(name, s, limit) for name, s, limit in pairs if s is not None and limit is not None and s > limit]
+
+
 def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[str, ...]:
     """What keeps the plan from a larger batch at its degrees: memory, the limit, or neither."""
     p = simulator.points
@@ -68,6 +88,8 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
         total = float(now.weights_bytes[0] + now.kv_bytes[0] + now.activation_bytes[0]) + WORKSPACE_BYTES
         if "batch" in simulator.fixed:
             return (f"batch is fixed at {simulator.fixed['batch']}",)
+        if simulator.workload.concurrency is not None:
+            return (f"the requests in flight are fixed at {simulator.workload.concurrency}",)
         if p.sequences[point] >= LARGEST_SEQUENCES:
             return (f"batch: more than {p.sequences[point]:,} sequences a microbatch and dp rank are not searched",)
         return (f"memory: {total / GIB:.1f} of {capacity / GIB:.1f} GiB; no larger batch of the grid fits",)
@@ -77,9 +99,8 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
     batch = int(p.batch[following])
     if total > capacity:
         found.append(f"memory: batch {batch} would need {total / GIB:.1f} of {capacity / GIB:.1f} GiB")
-    if simulator.limit_s is not None and float(e.step_s[0]) > simulator.limit_s:
-        name = "TPOT" if simulator.workload.phase == "decode" else "TTFT"
-        found.append(f"{name}: batch {batch} would take {e.step_s[0] / MS:.2f} ms, limit {simulator.limit_s / MS:g} ms")
+    for name, seconds, limit in over_limits(simulator, following, dims, float(e.step_s[0])):
+        found.append(f"{name}: batch {batch} would take {seconds / MS:.2f} ms, limit {limit / MS:g} ms")
     return tuple(found) or ("neither memory nor a limit: a larger batch gains nothing here",)
 
 
@@ -161,6 +182,7 @@ def build_plan(solution: Solution, source: dict[str, Any] | None) -> PlanData:
             exact_tokens_per_s_per_gpu=solution.exact_rate,
             regret_to_exact=solution.regret(rate),
             rl_regret=solution.regret(solution.found) if solution.algorithm == "rl" else None,
+            exact_is_bound=solution.is_bound,
             taken_from=cast(Any, solution.taken_from),
             num_points=len(sim.points),
             num_strategies=f"{num_strategies(sim):.3g}",

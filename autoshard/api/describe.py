@@ -41,6 +41,7 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
             "exact_tokens_per_s_per_gpu": search.exact_tokens_per_s_per_gpu,
             "regret_to_exact": search.regret_to_exact,
             "rl_regret": search.rl_regret,
+            "exact_is_bound": search.exact_is_bound,
             "taken_from": search.taken_from,
         },
         "space": {

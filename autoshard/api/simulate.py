@@ -87,7 +87,10 @@ def simulate(
     degrees = complete_degrees(graph, fixed, cluster.num_devices)
     strategy = complete_strategy(graph, degrees, pinned)
     choices = dict(strategy.choices)
-    simulator = Simulator(graph, cluster, workload, fixed=degrees_dict(degrees), pinned=choices)
+    held = degrees_dict(degrees)
+    if workload.concurrency is not None:
+        held.pop("batch")
+    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     dims = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
     predicted = predict(simulator, 0, dims)
@@ -102,7 +105,8 @@ def simulate(
     return {
         "model": graph.model_name,
         "cluster": cluster.name,
-        "degrees": degrees_dict(degrees),
+        "workload": {n: getattr(workload, n) for n in workload.__dataclass_fields__},
+        "degrees": degrees_dict(simulator.points.degrees(0)),
         "choices": choices,
         "feasible": not reasons,
         "reasons": reasons,
@@ -117,8 +121,11 @@ def _reasons(simulator: Simulator, predicted: Predicted) -> list[str]:
     total, capacity = predicted.memory_bytes.total, simulator.capacity_bytes
     if total > capacity:
         found.append(f"memory: needs {total / GIB:.1f} of {capacity / GIB:.1f} GiB a device")
-    limit = simulator.limit_s
-    if limit is not None and predicted.step_s > limit:
-        name = "TPOT" if simulator.workload.phase == "decode" else "TTFT"
-        found.append(f"{name}: {predicted.step_s / MS:.2f} ms, limit {limit / MS:g} ms")
+    pairs = (
+        ("TPOT", predicted.tpot_s, simulator.workload.tpot_s),
+        ("TTFT", predicted.ttft_s, simulator.workload.ttft_s),
+    )
+    for name, seconds, limit in pairs:
+        if seconds is not None and limit is not None and seconds > limit:
+            found.append(f"{name}: {seconds / MS:.2f} ms, limit {limit / MS:g} ms")
     return found

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autoshard.api.limits import serving_limit_message
 from autoshard.api.relax import limit_message, memory_message
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
@@ -78,8 +79,13 @@ class Solution:
 
     @property
     def exact_rate(self) -> float | None:
-        """Proven optimum in tokens/s/GPU."""
-        return None if self.exact is None else self.exact.tokens_per_s / self.simulator.cluster.num_devices
+        """Proven optimum in tokens/s/GPU, or the bound where mixed serving leaves only that."""
+        return None if self.exact is None else self.exact.bound / self.simulator.cluster.num_devices
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `exact_rate` is a bound that exact itself did not reach."""
+        return self.exact is not None and self.exact.bound > self.exact.tokens_per_s * (1 + 1e-12)
 
     def regret(self, rate: float) -> float | None:
         """``1 - rate / optimum``, clipped at 0 (rounding of the two sums aside)."""
@@ -108,6 +114,11 @@ def make_simulator(
     return simulator
 
 
+def no_plan_message(simulator: Simulator) -> str:
+    """Why no strategy that fits is known to keep the limits."""
+    return serving_limit_message(simulator) if simulator.limits else limit_message(simulator)
+
+
 def run_search(simulator: Simulator, algorithm: str, *, budget: int, seed: int) -> tuple[ShardingProblem, SearchResult]:
     """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget."""
     if algorithm not in SEARCHES:
@@ -134,8 +145,8 @@ def solve(
     if not 0 <= seed < 2**63:
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
     exact = ExactSearch(simulator).run(1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
-    if exact.point is None or exact.dims is None:
-        raise NoFeasiblePlanError(limit_message(simulator))
+    if exact.bound <= 0:
+        raise NoFeasiblePlanError(no_plan_message(simulator))
     num = simulator.cluster.num_devices
     optimum = exact.tokens_per_s / num
     common: dict[str, Any] = {
@@ -146,6 +157,8 @@ def solve(
         "exact": exact,
     }
     if algorithm == "exact":
+        if exact.point is None or exact.dims is None:
+            raise NoFeasiblePlanError(serving_limit_message(simulator))
         return Solution(
             **common,
             point=exact.point,
@@ -156,9 +169,11 @@ def solve(
         )
     problem, result = run_search(simulator, algorithm, budget=budget, seed=seed)
     better = result.best is None or result.throughput < optimum * (1 - 1e-12)
+    if result.best is None and exact.point is None:
+        raise NoFeasiblePlanError(serving_limit_message(simulator))
     if better and not polish and result.best is None:
         raise NoFeasiblePlanError(f"{algorithm} found no feasible strategy in {result.calls} calls (seed {seed})")
-    if better and polish:
+    if better and polish and exact.point is not None and exact.dims is not None:
         point, dims, taken = exact.point, exact.dims, "exact"
     else:
         assert result.best is not None

@@ -2,7 +2,19 @@
 
 import typer
 
-from autoshard.cli.commands import check, compare, explain, export, models, plan, simulate, trace, validate
+from autoshard.cli.commands import (
+    check,
+    compare,
+    explain,
+    export,
+    frontier,
+    models,
+    plan,
+    simulate,
+    size,
+    trace,
+    validate,
+)
 from autoshard.cli.commands.calibrate import calibrate
 
 app = typer.Typer(
@@ -17,6 +29,8 @@ app.command()(plan.plan)
 app.command()(trace.trace)
 app.command()(simulate.simulate)
 app.command()(check.check)
+app.command()(frontier.frontier)
+app.command()(size.size)
 app.command()(compare.compare)
 app.command()(explain.explain)
 app.command()(export.export)

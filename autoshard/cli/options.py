@@ -11,11 +11,16 @@ Model = Annotated[
     ),
 ]
 Cluster = Annotated[str, typer.Option(help="<DEVICE>x<COUNT>, or a YAML file.")]
-Phase = Annotated[str, typer.Option(help="decode or prefill.")]
+Phase = Annotated[str, typer.Option(help="decode, prefill or serve (both at once, at steady state).")]
 Context = Annotated[int, typer.Option(help="Tokens in the KV cache of a sequence.")]
-Isl = Annotated[int | None, typer.Option(help="Tokens of a prompt (prefill); the context by default.")]
-TtftMs = Annotated[float | None, typer.Option(help="Limit on the time to the first token (prefill).")]
-TpotMs = Annotated[float | None, typer.Option(help="Limit on the time per output token (decode).")]
+Isl = Annotated[int | None, typer.Option(help="Tokens of a prompt (prefill, serve).")]
+Osl = Annotated[int | None, typer.Option(help="Tokens of an answer (serve).")]
+Concurrency = Annotated[
+    int | None, typer.Option(help="Requests in flight over the whole cluster (serve); searched by default.")
+]
+Engine = Annotated[str | None, typer.Option(help="Whose kernels and host: vllm, sglang or trtllm (serve).")]
+TtftMs = Annotated[float | None, typer.Option(help="Limit on the time to the first token (prefill, serve).")]
+TpotMs = Annotated[float | None, typer.Option(help="Limit on the time per output token (decode, serve).")]
 Dtype = Annotated[str, typer.Option(help="Of weights and matrix products: bf16, fp8, ...")]
 KvDtype = Annotated[str, typer.Option(help="Of the KV cache.")]
 Fix = Annotated[str | None, typer.Option(help="Degrees to hold: tp=8,ep=8 (pp dp tp ep etp batch replicas).")]

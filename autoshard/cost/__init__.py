@@ -13,12 +13,16 @@ from autoshard.cost.attention import (
 from autoshard.cost.collectives import collective_law_s, collective_s
 from autoshard.cost.dispatch import dispatch_s
 from autoshard.cost.gemm import fused_experts_law_s, gemm_law_s, gemm_s, grouped_gemm_s, grouped_law_s
+from autoshard.cost.kernels import Kernels
 from autoshard.cost.memory import memory_op_s, scan_s
 from autoshard.cost.moe import experts_touched, imbalance
 from autoshard.cost.routing import power_law_load
+from autoshard.cost.serving import ServingLaw, serving_engines, serving_law
 
 __all__ = [
     "FloatArray",
+    "Kernels",
+    "ServingLaw",
     "attention_decode_s",
     "attention_prefill_s",
     "collective_law_s",
@@ -39,4 +43,6 @@ __all__ = [
     "power_law_load",
     "prefill_law_s",
     "scan_s",
+    "serving_engines",
+    "serving_law",
 ]

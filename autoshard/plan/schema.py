@@ -117,7 +117,10 @@ class Predicted(_Part):
 
 
 class SearchRecord(_Part):
-    """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum."""
+    """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum.
+
+    With ``exact_is_bound`` (mixed serving) ``exact_*`` is what no strategy exceeds, reached by none that is known.
+    """
 
     algorithm: str
     seed: int
@@ -127,6 +130,7 @@ class SearchRecord(_Part):
     exact_tokens_per_s_per_gpu: Amount | None
     regret_to_exact: Amount | None
     rl_regret: Amount | None
+    exact_is_bound: bool = False
     taken_from: Literal["search", "exact"]
     num_points: Count
     num_strategies: str

@@ -7,7 +7,9 @@ in memory the bound is reached. The other points are opened best bound first, wi
 Choices are tied over the repeats of a block.
 
 Exact for one phase: throughput falls with the step's time alone, so the fastest choices that fit are the best of a
-point, and a limit on the step is met by them if by any.
+point, and a limit on the step is met by them if by any. Mixed serving limits TPOT and TTFT besides the objective: points
+where either alone cannot be met are dropped with proof, but where the fastest choices break a limit and others keep it,
+the throughput of the fastest is only a bound. ``bound`` is then above ``tokens_per_s``; equal, the optimum is proven.
 """
 
 import itertools
@@ -19,19 +21,22 @@ from numpy.typing import NDArray
 
 from autoshard.search.eliminate import Table, minimise, restrict
 from autoshard.search.labels import fronts
+from autoshard.simulator.measures import Measure
 from autoshard.simulator.simulator import Simulator
 from autoshard.simulator.variables import ILLEGAL_S, Component
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+MOST_LABELS = 64
+"""Points opened with labels under mixed serving, where a bound may stay open whatever is opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactResult:
     """The optimum: its point and options (None when nothing is feasible), throughput in tokens/s of the cluster.
 
-    ``values`` is the best throughput of every point that was settled; what is found of the others is a lower bound, 0
+    ``bound`` is what no strategy exceeds: ``tokens_per_s`` where that is proven. ``values`` is the best throughput of every point that was settled; what is found of the others is a lower bound, 0
     where they were not opened. ``best_points`` are the points asked for, proven, best first. ``points_opened`` counts
     those that needed labels.
     """
@@ -39,6 +44,7 @@ class ExactResult:
     point: int | None
     dims: tuple[int, ...] | None
     tokens_per_s: float
+    bound: float
     values: FloatArray
     dims_of: Mapping[int, tuple[int, ...]]
     best_points: tuple[int, ...]
@@ -68,9 +74,11 @@ class ExactSearch:
         kinds = everything if kinds is None else kinds
         values, best_dims = np.zeros(n), np.zeros((n, len(self.sizes)), dtype=np.int64)
         open_cells: list[tuple[float, int, tuple[int, ...]]] = []
-        for fixed, bound, dims, fits in self._bounds({}, everything):
-            better = fits & (bound > values)
-            values[better], best_dims[better] = bound[better], dims[better]
+        unsettled = 0.0
+        for fixed, bound, reached, dims, fits in self._bounds({}, everything):
+            unsettled = max(unsettled, float(bound[fits & (reached < bound)].max(initial=0.0)))
+            better = reached > values
+            values[better], best_dims[better] = reached[better], dims[better]
             cell = tuple(fixed[v] for v in self.shared)
             open_cells += [(float(bound[i]), int(i), cell) for i in np.flatnonzero(~fits & (bound > 0))]
         best = np.zeros(int(kinds.max(initial=0)) + 1)
@@ -82,11 +90,17 @@ class ExactSearch:
                 break
             if bound_value <= best[kinds[i]]:
                 continue
+            if sim.limits and opened >= MOST_LABELS:
+                unsettled = max(unsettled, bound_value)
+                break
             opened += 1
             found = self._with_labels(i, dict(zip(self.shared, cell, strict=True)))
-            if found is not None and found[0] > values[i]:
-                values[i], best_dims[i] = found
-                best[kinds[i]] = max(best[kinds[i]], found[0])
+            if found is None:
+                continue
+            unsettled = max(unsettled, found[0])
+            if found[1] > values[i]:
+                values[i], best_dims[i] = found[1], found[2]
+                best[kinds[i]] = max(best[kinds[i]], found[1])
                 enough = _largest(best, num_best)
         known = {int(i): tuple(int(o) for o in best_dims[i]) for i in np.flatnonzero(values)}
         order = [int(i) for i in np.argsort(-values, kind="stable")[: len(known)]]
@@ -97,6 +111,7 @@ class ExactSearch:
             point=top,
             dims=None if top is None else known[top],
             tokens_per_s=float(values.max(initial=0.0)),
+            bound=max(unsettled, float(values.max(initial=0.0))),
             values=values,
             dims_of=known,
             best_points=best_points,
@@ -106,12 +121,16 @@ class ExactSearch:
     def best_at(self, point: int, fixed: Mapping[int, int] | None = None) -> tuple[float, tuple[int, ...]] | None:
         """Best throughput (tokens/s) at a degree point and its options, some variables held; None if infeasible."""
         best: tuple[float, tuple[int, ...]] | None = None
-        for cell, bound, dims, fits in self._bounds(fixed or {}, np.array([point])):
+        for cell, bound, reached, dims, fits in self._bounds(fixed or {}, np.array([point])):
             if bound[0] <= (best[0] if best else 0.0):
                 continue
-            found = (float(bound[0]), dims[0]) if fits[0] else self._with_labels(point, cell)
-            if found is not None and found[0] > (best[0] if best else 0.0):
-                best = (found[0], tuple(int(o) for o in found[1]))
+            value, options = float(reached[0]), dims[0]
+            if not fits[0]:
+                found = self._with_labels(point, cell)
+                if found is not None and found[1] > value:
+                    value, options = found[1], found[2]
+            if value > (best[0] if best else 0.0):
+                best = (value, tuple(int(o) for o in options))
         return best
 
     def option_values(self, point: int) -> tuple[tuple[float | None, ...], ...]:
@@ -127,34 +146,56 @@ class ExactSearch:
 
     def _bounds(
         self, fixed: Mapping[int, int], index: IntArray
-    ) -> Iterator[tuple[dict[int, int], FloatArray, IntArray, BoolArray]]:
+    ) -> Iterator[tuple[dict[int, int], FloatArray, FloatArray, IntArray, BoolArray]]:
         """Bounds of points, per assignment of the shared variables that agrees with ``fixed``.
 
-        Yields all that is held, and of every point its bound (0 where illegal or over the limit), the fastest options,
-        and whether those fit in memory.
+        Yields all that is held, and of every point its bound (0 where illegal or over a limit), the throughput that the
+        options returned reach (0 where they do not fit or break a limit), those options, and whether the fastest fit.
         """
         sim = self.sim
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):
             held = {**fixed, **dict(zip(self.shared, cell, strict=True))}
-            part_s, dims = self._fastest(held, index)
+            part_s, dims = self._fastest(sim.objective, held, index)
             step_s = sim.step_s(index, part_s)
             legal = step_s < ILLEGAL_S
             for v, option in held.items():
                 legal &= sim.variables[v].legal[index, option]
             if sim.limit_s is not None:
                 legal &= step_s <= sim.limit_s
+            fits = self._total_bytes(index, dims) <= sim.capacity_bytes
+            reached = np.where(legal & fits & self._within(index, dims), sim.throughput(index, step_s), 0.0)
+            for measure in sim.limits:
+                assert measure.limit_s is not None
+                part_s, others = self._fastest(measure, held, index)
+                legal &= sim.stages_s(measure, index, part_s) <= measure.limit_s
+                ok = legal & (self._total_bytes(index, others) <= sim.capacity_bytes) & self._within(index, others)
+                value = np.where(ok, sim.throughput(index, sim.measure_s(sim.objective, index, others)), 0.0)
+                better = value > reached
+                reached, dims = np.where(better, value, reached), np.where(better[:, None], others, dims)
             bound = np.where(legal, sim.throughput(index, step_s), 0.0)
-            yield held, bound, dims, self._total_bytes(index, dims) <= sim.capacity_bytes
+            yield held, bound, np.where(legal, reached, 0.0), dims, fits
 
-    def fastest_step(self) -> tuple[float, int] | None:
-        """Least step (seconds) of any strategy that fits, its limit aside, and its point; None if nothing fits."""
+    def _within(self, index: IntArray, dims: IntArray) -> BoolArray:
+        """Whether options keep the limits besides the step's."""
+        found = np.ones(len(index), dtype=bool)
+        for measure in self.sim.limits:
+            assert measure.limit_s is not None
+            found &= self.sim.measure_s(measure, index, dims) <= measure.limit_s
+        return found
+
+    def fastest_step(self, measure: Measure | None = None) -> tuple[float, int] | None:
+        """Least step, or other measure (seconds), of any strategy that fits, and its point; None if nothing fits.
+
+        Limits are left aside.
+        """
         sim = self.sim
+        measure = measure or sim.objective
         everything = np.arange(len(sim.points))
         best: tuple[float, int] | None = None
         for cell in itertools.product(*(range(self.sizes[v]) for v in self.shared)):
             fixed = dict(zip(self.shared, cell, strict=True))
-            part_s, dims = self._fastest(fixed, everything)
-            step_s = sim.step_s(everything, part_s)
+            part_s, dims = self._fastest(measure, fixed, everything)
+            step_s = sim.stages_s(measure, everything, part_s)
             ok = (step_s < ILLEGAL_S) & (self._total_bytes(everything, dims) <= sim.capacity_bytes)
             for v, option in fixed.items():
                 ok &= sim.variables[v].legal[:, option]
@@ -173,13 +214,13 @@ class ExactSearch:
                 tables.append(Table((v,), np.where(legal, 0.0, ILLEGAL_S)))
         return tables
 
-    def _fastest(self, fixed: Mapping[int, int], index: IntArray) -> tuple[FloatArray, IntArray]:
+    def _fastest(self, measure: Measure, fixed: Mapping[int, int], index: IntArray) -> tuple[FloatArray, IntArray]:
         """Least seconds of every part [points, parts] and the options that reach them [points, variables]."""
         dims = np.zeros((len(index), len(self.sizes)), dtype=np.int64)
         for v, option in fixed.items():
             dims[:, v] = option
         seconds = []
-        for part in self.sim.parts:
+        for part in measure.parts:
             least, options = minimise(self._tables(part, fixed, index), self.sizes)
             seconds.append(least)
             for v, chosen in options.items():
@@ -190,8 +231,11 @@ class ExactSearch:
         held = np.stack([sum(c.num_bytes(index, dims)) for c in self.sim.parts], 1)
         return self.sim.held_bytes(index, held) + self.sim.fixed_bytes(index)
 
-    def _with_labels(self, i: int, fixed: Mapping[int, int]) -> tuple[float, IntArray] | None:
-        """Best throughput of point ``i`` under memory, and its options; None if nothing fits."""
+    def _with_labels(self, i: int, fixed: Mapping[int, int]) -> tuple[float, float, IntArray] | None:
+        """Of point ``i`` under memory: a bound on its throughput, the best found within limits and its options.
+
+        None if nothing fits. Without limits besides the step's, the best is the bound.
+        """
         sim, index = self.sim, np.array([i])
         profiles = sim.profiles_of(index)[0]
         room = sim.capacity_bytes - float(sim.fixed_bytes(index)[0])
@@ -217,10 +261,17 @@ class ExactSearch:
             if not len(stage_s):
                 return None
         step_s = sim.points.pp[i] * (stage_s.max(1) + sim.send_s[i])
-        k = int(step_s.argmin())
+        order = np.argsort(step_s, kind="stable")
+        k = int(order[0])
         if step_s[k] >= ILLEGAL_S or (sim.limit_s is not None and step_s[k] > sim.limit_s):
             return None
-        return float(sim.throughput(index, step_s[[k]])[0]), np.maximum(options[k], 0)
+        chosen = np.maximum(options[order], 0)
+        within = np.flatnonzero(self._within(np.full(len(order), i), chosen) & (step_s[order] < ILLEGAL_S))
+        bound = float(sim.throughput(index, step_s[[k]])[0])
+        if not len(within):
+            return bound, 0.0, chosen[0]
+        best = int(within[0])
+        return bound, float(sim.throughput(index, step_s[order[[best]]])[0]), chosen[best]
 
 
 def _largest(values: FloatArray, k: int) -> float:

@@ -26,8 +26,9 @@ from autoshard.sharding.option import Choice
 from autoshard.sharding.space import consumers, free_ops, options
 from autoshard.sharding.strategy import RESIDUAL, Strategy
 
-Role = Literal["embed", "norm", "in", "core", "out", "router", "act", "head"]
-"""``in``: matrices read from the residual side (q, k, v, gate, up, experts_up); ``out``: those that go back to it."""
+Role = Literal["embed", "norm", "in", "core", "out", "router", "act", "head", "latent"]
+"""``in``: matrices read from the residual side (q, k, v, gate, up, experts_up); ``out``: those that go back to it;
+``latent``: those that make a latent (q_a, kv_a of MLA), which Megatron and the engines run whole on every rank."""
 
 PATTERNS: Mapping[str, Mapping[Role, Choice]] = {
     # column- then row-parallel, one all_reduce per half block
@@ -59,7 +60,14 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "head"
         case _:
             readers = [reader for reader, _ in consumers(block, op.name)]
+            if any(isinstance(r, Norm) and _is_expanded(block, r) for r in readers):
+                return "latent"
             return "out" if any(reader.kind == "add" for reader in readers) else "in"
+
+
+def _is_expanded(block: Block, norm: Norm) -> bool:
+    """Whether a matrix reads the normalised tensor, so that it is a latent and not heads."""
+    return any(isinstance(reader, Linear) for reader, _ in consumers(block, norm.name))
 
 
 def pattern_strategy(graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None) -> Strategy:

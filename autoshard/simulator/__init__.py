@@ -3,6 +3,7 @@
 Read `points` (which degrees), `work` and `tables` (what ops and tensors cost), then `simulator` (stages, limits).
 """
 
+from autoshard.simulator.measures import Measure
 from autoshard.simulator.points import DEGREE_COMPONENTS, PINNABLE, Points, make_points
 from autoshard.simulator.simulator import Evaluation, Simulator
 from autoshard.simulator.stages import partition
@@ -15,6 +16,7 @@ __all__ = [
     "Component",
     "Evaluation",
     "Factor",
+    "Measure",
     "Points",
     "Simulator",
     "Term",

@@ -28,9 +28,16 @@ class Amounts:
     top_k: int
 
     @staticmethod
-    def of(graph: OpGraph, points: Points, *, tokens_per_sequence: float) -> "Amounts":
-        """Amounts when each sequence brings ``tokens_per_sequence`` tokens (1 for logits of the last token only)."""
+    def of(
+        graph: OpGraph, points: Points, *, tokens_per_sequence: float, sequences_per_rank: float | None = None
+    ) -> "Amounts":
+        """Amounts when each sequence brings ``tokens_per_sequence`` tokens (1 for logits of the last token only).
+
+        A dp rank has ``sequences_per_rank`` of them, or as many as the point says.
+        """
         sequences = points.sequences.astype(np.float64)
+        if sequences_per_rank is not None:
+            sequences = np.full(len(points), sequences_per_rank)
         tokens = sequences * tokens_per_sequence
         group = tokens * points.dp
         routed = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)]

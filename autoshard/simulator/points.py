@@ -5,7 +5,7 @@ idles, and the objective still counts it. ``sequences`` (of one microbatch on on
 of four values an octave up to `LARGEST_SEQUENCES`, so that the batch ``sequences * dp * pp`` is always whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,14 +189,20 @@ class Points:
 _ARRAYS = ("pp", "dp", "tp", "ep", "etp", "sequences", "microbatches", "replicas")
 
 
-def make_points(graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Points:
+def make_points(
+    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None, concurrency: int | None = None
+) -> Points:
     """All degree points of a model on a cluster under pinned degrees (keys of `PINNABLE`).
+
+    With ``concurrency`` requests in flight over the whole cluster every rank has its share of them, rounded up.
 
     Raises:
         InvalidInputError: for an unknown or non-positive pin, or pins that break a rule (the rule is named).
     """
     fixed = dict(fixed or {})
     _check_pins(fixed, cluster)
+    if concurrency is not None and "batch" in fixed:
+        raise InvalidInputError(f"batch={fixed['batch']} and concurrency={concurrency} both fix the requests in flight")
     groups, reasons = stage_groups(graph, cluster, fixed)
     if not groups:
         if reasons:
@@ -209,8 +215,8 @@ def make_points(graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | Non
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
     of: list[int] = []
     for i, g in enumerate(groups):
-        for sequences, microbatches in _batches(g, fixed):
-            replicas = fixed.get("replicas", cluster.num_devices // (g.pp * g.dp * g.tp))
+        replicas = fixed.get("replicas", cluster.num_devices // (g.pp * g.dp * g.tp))
+        for sequences, microbatches in _batches(g, fixed, replicas, concurrency):
             rows.append((g.pp, g.dp, g.tp, g.ep, g.etp, sequences, microbatches, replicas))
             of.append(i)
     if not rows:
@@ -241,7 +247,11 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
         raise InvalidInputError(f"{pins} needs {needed} devices; the cluster {cluster.name} has {cluster.num_devices}")
 
 
-def _batches(g: StageGroup, fixed: Mapping[str, int]) -> list[tuple[int, int]]:
+def _batches(g: StageGroup, fixed: Mapping[str, int], replicas: int, concurrency: int | None) -> list[tuple[int, int]]:
+    if concurrency is not None:
+        each = -(-concurrency // (replicas * g.dp))
+        microbatches = min(g.pp, each)
+        return [(-(-each // microbatches), microbatches)]
     if "batch" not in fixed:
         return [(s, g.pp) for s in sequence_grid(LARGEST_SEQUENCES)]
     each, rest = divmod(fixed["batch"], g.dp)
@@ -254,3 +264,23 @@ def _batches(g: StageGroup, fixed: Mapping[str, int]) -> list[tuple[int, int]]:
 def top_k_of(graph: OpGraph) -> int:
     """Experts per token, 1 for a dense model."""
     return max((op.top_k for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
+
+
+def points_at(
+    graph: OpGraph, cluster: Cluster, layouts: Sequence[tuple[int, int, int]], sequences: Sequence[float]
+) -> Points:
+    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank, which need not be whole, one replica each."""
+    groups = [_stage_group(graph, cluster, 1, dp, tp, ep, {}) for dp, tp, ep in layouts]
+    ones = np.ones(len(groups), dtype=np.int64)
+    return Points(
+        pp=ones,
+        dp=np.array([g.dp for g in groups]),
+        tp=np.array([g.tp for g in groups]),
+        ep=np.array([g.ep for g in groups]),
+        etp=np.array([g.etp for g in groups]),
+        sequences=np.array(sequences),
+        microbatches=ones,
+        replicas=ones,
+        sizes={a: np.array([g.sizes[a] for g in groups]) for a in groups[0].sizes},
+        in_node={a: np.array([g.in_node[a] for g in groups]) for a in groups[0].in_node},
+    )

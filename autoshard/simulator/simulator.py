@@ -10,7 +10,10 @@ the tokens of its batch per ``T``; a batch of fewer microbatches than stages lea
 same ``T``. The objective divides by every device of the cluster, idle ones included. Times are sums of factor tables
 (`autoshard.simulator.tables`), so a prediction can be opened into its terms.
 
-Neglected: overlap of collectives with compute, host overhead of an engine, contention between groups on one link.
+A serving workload mixes decode steps and prompts; ``step_s`` is then a request's time per token it makes, and TPOT and
+TTFT are measures of their own (`autoshard.simulator.measures`).
+
+Neglected: overlap of collectives with compute, contention between groups on one link; an engine's host outside serving.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +22,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.cost import serving_law
+from autoshard.cost.formats import MODEL_FORMATS, Formats
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.sharding.option import Choice
 from autoshard.sharding.strategy import Strategy
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.lengths import Lengths, chunk_lengths, own_lengths
+from autoshard.simulator.measures import Measure, serving_measures
 from autoshard.simulator.memory import WORKSPACE_BYTES, activation_bytes
 from autoshard.simulator.points import Points, make_points
 from autoshard.simulator.stages import padded_profiles
@@ -34,13 +41,16 @@ from autoshard.workload import Workload
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+DEFAULT_ENGINE = "vllm"
+"""Whose kernels and host a serving workload is priced with, if it names no engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """Predictions for m strategies (arrays [m]).
 
-    ``step_s`` is the time per token (decode) or to the first token (prefill); ``tokens_per_s`` that of the whole
+    ``step_s`` is the time per token (decode), to the first token (prefill) or of a request per token it makes (serve);
+    ``tokens_per_s`` that of the whole
     cluster, 0 where infeasible; ``violation`` the relative excess over memory and limits, 0 where feasible.
     """
 
@@ -66,10 +76,26 @@ class Simulator:
         *,
         fixed: Mapping[str, int] | None = None,
         pinned: Mapping[str, Choice] | None = None,
+        points: Points | None = None,
+        formats: Formats = MODEL_FORMATS,
     ) -> None:
+        """Tables at all legal points, or at those given.
+
+        Args:
+            graph: The model.
+            cluster: Where it runs.
+            workload: What is served.
+            fixed: Degrees that are held.
+            pinned: Choices that are held.
+            points: Degree points instead of all that are legal; ``fixed`` is then only for messages.
+            formats: How the engine of a serving workload stores weights; in the workload's dtype by default.
+        """
         self.graph, self.cluster, self.workload = graph, cluster, workload
         self.fixed, self.pinned = dict(fixed or {}), dict(pinned or {})
-        points = make_points(graph, cluster, self.fixed)
+        self.formats = formats
+        self.engine = serving_law(workload.engine or DEFAULT_ENGINE) if workload.phase == "serve" else None
+        if points is None:
+            points = make_points(graph, cluster, self.fixed, workload.concurrency)
         self._set_points(points, priced=False)
         reachable = np.stack([v.legal.any(1) for v in self.variables], 1).all(1)
         if not reachable.any():
@@ -87,18 +113,58 @@ class Simulator:
         self.points = points
         self.variables: tuple[Variable, ...]
         self.components: dict[str, Component]
-        self.variables, self.components = build_tables(
-            self.graph, self.cluster, self.workload, points, self.pinned, priced=priced
-        )
-        self.parts = tuple(self.components[b.name] for b in self.graph.components())
+        self.variables, self.components = self._tables(points, own_lengths(self.workload), priced=priced)
+        names = [b.name for b in self.graph.components()]
+        if self.engine is not None and priced:
+            chunk = chunk_lengths(self.workload, self.engine.chunk_tokens)
+            _, prompts = self._tables(points, chunk, priced=True)
+            objective, *limited = serving_measures(
+                names, self.components, prompts, points, self.workload, self.engine
+            )  # fmt: skip
+        else:
+            parts = tuple(self.components[n] for n in names)
+            limit_s = self.workload.tpot_s if self.workload.phase == "decode" else self.workload.ttft_s
+            own_limit = None if self.engine is not None else limit_s
+            send_s = self.components["send"].factors[0].table
+            objective, limited = Measure(name="step", parts=parts, send_s=send_s, limit_s=own_limit), []
+        self.objective, self.limited = objective, tuple(limited)
+        self.parts = objective.parts
+        self.send_s = objective.send_s
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
         self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
-        amounts = Amounts.of(self.graph, points, tokens_per_sequence=self.workload.tokens_per_sequence)
-        self.activations = activation_bytes(self.graph, amounts)
-        self.send_s = self.components["send"].seconds(
-            np.arange(len(points)), np.zeros((len(points), len(self.variables)), dtype=np.int64)
-        )
+        self.activations = self._activations(points)
         self.batch_tokens = points.batch * self.workload.tokens_per_sequence
+        in_flight = points.replicas * points.batch
+        if self.workload.concurrency is not None:
+            in_flight = np.minimum(in_flight, self.workload.concurrency)
+        self.tokens_in_flight = in_flight * self.workload.tokens_per_sequence
+
+    def _tables(
+        self, points: Points, lengths: Lengths, *, priced: bool
+    ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
+        return build_tables(
+            self.graph,
+            self.cluster,
+            self.workload,
+            points,
+            self.pinned,
+            lengths=lengths,
+            engine=self.engine,
+            formats=self.formats,
+            priced=priced,
+        )
+
+    def _activations(self, points: Points) -> FloatArray:
+        """Bytes of activations of the largest pass: when serving, a chunk of prompts and the decode step."""
+        tokens = self.workload.tokens_per_sequence
+        found = activation_bytes(self.graph, Amounts.of(self.graph, points, tokens_per_sequence=tokens))
+        if self.engine is None:
+            return found
+        chunk = chunk_lengths(self.workload, self.engine.chunk_tokens)
+        amounts = Amounts.of(
+            self.graph, points, tokens_per_sequence=chunk.tokens, sequences_per_rank=chunk.sequences
+        )  # fmt: skip
+        return found + activation_bytes(self.graph, amounts)
 
     @property
     def capacity_bytes(self) -> float:
@@ -107,8 +173,24 @@ class Simulator:
 
     @property
     def limit_s(self) -> float | None:
-        """Limit on the step: TPOT in decode, TTFT in prefill."""
-        return self.workload.tpot_s if self.workload.phase == "decode" else self.workload.ttft_s
+        """Limit on the step: TPOT in decode, TTFT in prefill, none when serving (`limited` has both)."""
+        return self.objective.limit_s
+
+    @property
+    def limits(self) -> tuple[Measure, ...]:
+        """Measures besides the step that have a limit."""
+        return tuple(m for m in self.limited if m.limit_s is not None)
+
+    def measure_s(self, measure: Measure, point: IntArray, dims: IntArray) -> FloatArray:
+        """Seconds of a measure for strategies ``(point [m], dims [m, variables])``."""
+        part_s = np.stack([c.seconds(point, dims) for c in measure.parts], 1)
+        return self.stages_s(measure, point, part_s)
+
+    def stages_s(self, measure: Measure, point: IntArray, part_s: FloatArray) -> FloatArray:
+        """Seconds of a measure from those of its parts ``[m, parts]``: pp times the slowest stage."""
+        stages = (self.profiles_of(point) * part_s[:, None, :]).sum(-1).max(1)
+        found: FloatArray = self.points.pp[point] * (stages + measure.send_s[point])
+        return found
 
     def profiles_of(self, point: IntArray) -> FloatArray:
         """Stage profiles ``[m, profiles, parts]`` of points."""
@@ -122,9 +204,7 @@ class Simulator:
 
     def step_s(self, point: IntArray, part_s: FloatArray) -> FloatArray:
         """``pp`` times the slowest stage, from the seconds of every part ``[m, parts]``."""
-        stages = (self.profiles_of(point) * part_s[:, None, :]).sum(-1).max(1)
-        found: FloatArray = self.points.pp[point] * (stages + self.send_s[point])
-        return found
+        return self.stages_s(self.objective, point, part_s)
 
     def held_bytes(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
         """Weights and KV of the fullest stage, from the bytes of every part ``[m, parts]``."""
@@ -133,7 +213,7 @@ class Simulator:
 
     def throughput(self, point: IntArray, step_s: FloatArray) -> FloatArray:
         """Tokens/s of the whole cluster."""
-        found: FloatArray = self.points.replicas[point] * self.batch_tokens[point] / step_s
+        found: FloatArray = self.tokens_in_flight[point] / step_s
         return found
 
     def evaluate(self, point: IntArray, dims: IntArray) -> Evaluation:
@@ -156,6 +236,10 @@ class Simulator:
             illegal |= ~variable.legal[point, dims[:, i]]
         if self.limit_s is not None:
             violation = violation + np.maximum(np.where(illegal, 0.0, step_s) / self.limit_s - 1.0, 0.0)
+        for measure in self.limits:
+            assert measure.limit_s is not None
+            seconds = np.where(illegal, 0.0, self.measure_s(measure, point, dims))
+            violation = violation + np.maximum(seconds / measure.limit_s - 1.0, 0.0)
         violation = violation + illegal
         rate = np.where(violation > 0, 0.0, self.throughput(point, step_s))
         return Evaluation(

@@ -13,7 +13,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost import collective_s
+from autoshard.cost import Kernels, ServingLaw, collective_s
+from autoshard.cost.formats import MODEL_FORMATS, Formats
 from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
 from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
@@ -25,6 +26,8 @@ from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.launches import joins_experts, merged_products
+from autoshard.simulator.lengths import Lengths, own_lengths
 from autoshard.simulator.points import Points
 from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
 from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
@@ -46,15 +49,28 @@ class TableBuilder:
         workload: Workload,
         points: Points,
         pinned: Mapping[str, Choice],
+        lengths: Lengths,
+        engine: ServingLaw | None = None,
+        formats: Formats = MODEL_FORMATS,
     ) -> None:
         self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
+        self.lengths, self.engine = lengths, engine
+        self.kernels = Kernels(
+            device=cluster.device,
+            dtype=workload.dtype,
+            kv_dtype=workload.kv_dtype,
+            engine=None if engine is None else engine.kernels,
+            dense=formats.dense,
+            experts=formats.experts,
+        )
         self._pinned = pinned
         self._step_s: dict[tuple[Step, bool], FloatArray] = {}
         self._amounts = {
             last: Amounts.of(
                 self.graph,
                 self.points,
-                tokens_per_sequence=1 if last else self.workload.tokens_per_sequence,
+                tokens_per_sequence=1 if last else self.lengths.tokens,
+                sequences_per_rank=self.lengths.sequences,
             )
             for last in (False, True)
         }
@@ -112,7 +128,7 @@ class TableBuilder:
                 self.points.in_node[step.axis],
                 self.cluster.intra,
                 self.cluster.inter,
-                engine=ENGINE_ALL_REDUCE,
+                engine=ENGINE_ALL_REDUCE if self.engine is None else self.engine.all_reduce,
             )
         self._step_s[step, last] = found
         return found
@@ -121,7 +137,12 @@ class TableBuilder:
         """Factors and bytes of one block; without factors unless ``priced``."""
         last = block is self.graph.epilogue
         work = WorkModel(
-            device=self.cluster.device, workload=self.workload, points=self.points, amounts=self._amounts[last]
+            kernels=self.kernels,
+            workload=self.workload,
+            lengths=self.lengths,
+            points=self.points,
+            amounts=self._amounts[last],
+            merged=merged_products(block) if self.kernels.merges else {},
         )
         factors: list[Factor] = []
         weights: dict[int, FloatArray] = {}
@@ -144,6 +165,10 @@ class TableBuilder:
             factor = self._tensor_factor(block, producer, last=last)
             if factor is not None:
                 factors.append(factor)
+        if priced and last and self.engine is not None and self.lengths.phase == "decode":
+            # The engine's host: once a step, on the last stage, which samples.
+            seconds = self.engine.host_s(self._amounts[True].sequences)
+            factors.append(Factor(variables=(), table=seconds, label="engine", what="host"))
         return Component(name=block.name, factors=tuple(factors), weights=tuple(weights.items()), kv=tuple(kv.items()))
 
     def _op_factors(
@@ -225,7 +250,12 @@ class TableBuilder:
             moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
         except UnsupportedModelError:
             return np.full(len(self.points), ILLEGAL_S)
-        return self._steps_s((*moves.exit, *(s for entry in moves.entry for s in entry)), last=last)
+        steps = (*moves.exit, *(s for entry in moves.entry for s in entry))
+        seconds = self._steps_s(steps, last=last)
+        if self.engine is None or not joins_experts(block, producer):
+            return seconds
+        kept = self._steps_s(tuple(s for s in steps if s.kind != "all_reduce"), last=last)
+        return np.where(self.points.dp == 1, kept, seconds)
 
     def send(self) -> Component:
         """The hand-over of one microbatch to the next stage: the residual, from one device to one device."""
@@ -267,14 +297,18 @@ def build_tables(
     points: Points,
     pinned: Mapping[str, Choice],
     *,
+    lengths: Lengths | None = None,
+    engine: ServingLaw | None = None,
+    formats: Formats = MODEL_FORMATS,
     priced: bool = True,
 ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
     """Variables (the residual first, then ops in graph order) and components by block name, plus ``"send"``.
 
     A pinned variable keeps its options, but only the pinned one is legal. Without ``priced`` components hold bytes
-    but no seconds, which is all that the choice of points needs.
+    but no seconds, which is all that the choice of points needs. ``lengths`` says which pass is priced (the workload's
+    own by default), ``engine`` whose kernels and host, ``formats`` how it stores weights.
     """
-    builder = TableBuilder(graph, cluster, workload, points, pinned)
+    builder = TableBuilder(graph, cluster, workload, points, pinned, lengths or own_lengths(workload), engine, formats)
     components = {block.name: builder.component(block, priced=priced) for block in graph.components()}
     components["send"] = builder.send()
     return builder.variables, components

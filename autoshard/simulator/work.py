@@ -3,21 +3,13 @@
 Which sizes an option divides comes from the option; how long a kernel takes from `autoshard.cost`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost import (
-    attention_decode_s,
-    attention_prefill_s,
-    experts_touched,
-    gemm_s,
-    grouped_gemm_s,
-    memory_op_s,
-    mla_decode_s,
-    mla_prefill_s,
-)
+from autoshard.cost import Kernels, experts_touched, memory_op_s
 from autoshard.hardware import Device
 from autoshard.ir import (
     Activation,
@@ -39,6 +31,7 @@ from autoshard.ir import (
 from autoshard.sharding.layout import Axis
 from autoshard.sharding.option import Option
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.lengths import Lengths
 from autoshard.simulator.points import Points
 from autoshard.units import dtype_bytes
 from autoshard.workload import Workload
@@ -55,12 +48,23 @@ def mean_window_context(window: int, tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """Prices the computation of fused ops for a workload on a device at given points."""
+    """Prices the computation of fused ops in one pass of a workload, by a device's kernels, at given points.
 
-    device: Device
+    ``merged`` gives, for a product that runs as one with others, all of them (itself included), each with the axis
+    that splits its output.
+    """
+
+    kernels: Kernels
     workload: Workload
+    lengths: Lengths
     points: Points
     amounts: Amounts
+    merged: Mapping[str, tuple[tuple[Linear, Axis], ...]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self.kernels.device
 
     def _share(self, axis: Axis | None) -> FloatArray:
         if axis is None:
@@ -71,14 +75,14 @@ class WorkModel:
         """Compute time of one pass of ``op`` ([points]); an `Add` has no option and is part of a fused kernel."""
         inner = self._share(None if option is None else option.split_in)
         outer = self._share(None if option is None else option.split_out)
-        tokens, dtype = self.amounts.tokens, self.workload.dtype
+        tokens = self.amounts.tokens
         match op:
             case Linear():
-                # Logits stay in 16 bits, as the head's weights do.
-                dtype = "bfloat16" if op.is_head and dtype_bytes(dtype) < ACTIVATION_BYTES else dtype
-                return gemm_s(self.device, tokens, op.in_dim.size / inner, op.out_dim.size / outer, dtype)
+                return self._linear(op, inner, outer, option)
             case Router():
-                scores = gemm_s(self.device, tokens, op.hidden.size / inner, op.experts.size / outer)
+                scores = self.kernels.gemm_s(tokens, op.hidden.size / inner, op.experts.size / outer, "router")
+                if self.kernels.engine is not None:  # the choice of experts is part of the fused layer's law
+                    return scores
                 return scores + memory_op_s(self.device, tokens * op.experts.size * 4.0)
             case ExpertsLinear():
                 return self._experts(op, inner, outer)
@@ -109,79 +113,64 @@ class WorkModel:
                 peak = self.device.peak_flops_per_s("bfloat16")
                 return op.flops_per_token * tokens / peak + memory_op_s(self.device, float(op.num_parameters) * 2.0)
 
+    def _linear(self, op: Linear, inner: FloatArray, outer: FloatArray, option: Option | None) -> FloatArray:
+        """A product, or its share of those that run with it, all split as this one is."""
+        tokens, width = self.amounts.tokens, op.out_dim.size / outer
+        total = width
+        if option is not None and op.name in self.merged:
+            splits = option.choice == 0
+            total = np.zeros(len(self.points))
+            for other, axis in self.merged[op.name]:
+                total = total + other.out_dim.size / self._share(axis if splits else None)
+        whole = self.kernels.gemm_s(tokens, op.in_dim.size / inner, total, "head" if op.is_head else "dense")
+        return whole * (width / total)
+
     def _experts(self, op: ExpertsLinear, inner: FloatArray, outer: FloatArray) -> FloatArray:
         local = op.experts.size / self._share("ep")
         touched = experts_touched(local, op.experts.size, op.top_k, self.amounts.group_tokens)
-        return grouped_gemm_s(
-            self.device,
+        rows = self.amounts.group_tokens * op.top_k * op.in_dim.size
+        return self.kernels.grouped_s(
             self.amounts.pairs,
             local,
             touched,
             op.in_dim.size / inner,
             op.out_dim.size / outer,
-            self.workload.dtype,
+            rows if op.stage == "up" else np.zeros(len(self.points)),
         )
 
     def _attention(self, op: Attention, *, split: bool) -> FloatArray:
         heads = op.heads.size / self._share("tp" if split else None)
         kv_heads = op.kv_heads.size / self._share("tp_kv" if split else None)
-        context, tokens = self.workload.mean_context, float(self.workload.tokens_per_sequence)
-        if self.workload.phase == "decode":
-            context = op.seen(context)
-        elif op.window is not None and op.window < tokens:
-            context = mean_window_context(op.window, tokens)
-        context += op.seen_pooled(self.workload.mean_context)
-        if self.workload.phase == "decode":
+        context, sequences = self.lengths.context, self.amounts.sequences
+        pooled = op.seen_pooled(context)
+        if self.lengths.phase == "decode":
+            context = op.seen(context) + pooled
             if op.shared_kv:  # the cache is read once for both
                 kv_heads = kv_heads * op.qk_dim / (op.qk_dim + op.v_dim)
-            return attention_decode_s(
-                self.device,
-                self.amounts.sequences,
-                context,
-                heads,
-                kv_heads,
-                op.qk_dim,
-                op.v_dim,
-                dtype_bytes(self.workload.kv_dtype),
-            )
-        return attention_prefill_s(
-            self.device,
-            self.amounts.sequences,
-            self.workload.tokens_per_sequence,
-            context,
-            heads,
-            kv_heads,
-            op.qk_dim,
-            op.v_dim,
-        )
+            return self.kernels.decode_s(sequences, context, heads, kv_heads, op.qk_dim, op.v_dim)
+        if op.window is not None and op.window < self.lengths.prompt:
+            context = mean_window_context(op.window, self.lengths.prompt)
+        context += pooled
+        return self.kernels.prefill_s(
+            sequences, self.lengths.tokens, context, heads, kv_heads, op.qk_dim, op.v_dim
+        )  # fmt: skip
 
     def _latent_attention(self, op: LatentAttention, *, split: bool) -> FloatArray:
         """Absorbed in decode (one shared latent head that is key and value at once), expanded over prompts."""
         heads = op.heads.size / self._share("tp" if split else None)
-        context = op.seen(self.workload.mean_context)
-        if self.workload.phase == "decode":
-            return mla_decode_s(
-                self.device,
-                self.amounts.sequences,
-                context,
-                heads,
-                op.latent.size,
-                op.rope_dim,
-                dtype_bytes(self.workload.kv_dtype),
-            )
-        tokens = self.workload.tokens_per_sequence
+        context, sequences = op.seen(self.lengths.context), self.amounts.sequences
+        if self.lengths.phase == "decode":
+            return self.kernels.mla_decode_s(sequences, context, heads, op.latent.size, op.rope_dim)
         qk = op.nope_dim + op.rope_dim
-        return mla_prefill_s(self.device, self.amounts.sequences, tokens, context, heads, qk, op.v_dim)
+        return self.kernels.mla_prefill_s(sequences, self.lengths.tokens, context, heads, qk, op.v_dim)
 
     def _indexer(self, op: Indexer) -> FloatArray:
         """A small attention without values: all heads read one cached key."""
-        sequences, context = self.amounts.sequences, self.workload.mean_context / op.pooled
-        heads = np.full(len(self.points), float(op.heads.size))
-        if self.workload.phase == "decode":
-            cache_bytes = dtype_bytes(self.workload.kv_dtype)
-            return attention_decode_s(self.device, sequences, context, heads, 1.0, op.head_dim, 0, cache_bytes)
-        tokens = self.workload.tokens_per_sequence
-        return attention_prefill_s(self.device, sequences, tokens, context, heads, 1.0, op.head_dim, 0)
+        sequences, context = self.amounts.sequences, self.lengths.context / op.pooled
+        heads, one = np.full(len(self.points), float(op.heads.size)), np.ones(1)
+        if self.lengths.phase == "decode":
+            return self.kernels.decode_s(sequences, context, heads, one, op.head_dim, 0)
+        return self.kernels.prefill_s(sequences, self.lengths.tokens, context, heads, one, op.head_dim, 0)
 
     def _mixer(self, op: Mixer) -> FloatArray:
         """The larger of its arithmetic and its traffic: state in and out once a pass, activations in and out."""
@@ -220,16 +209,16 @@ class WorkModel:
         if isinstance(op, Mixer):
             return in_flight * op.state_bytes
         if isinstance(op, Opaque):
-            return in_flight * (op.state_bytes + op.cache_bytes_per_token * self.workload.cached_tokens_per_sequence)
+            return in_flight * (op.state_bytes + op.cache_bytes_per_token * self.lengths.cached)
         if isinstance(op, LatentAttention | Indexer):
             window = op.window if isinstance(op, LatentAttention) else None
-            cached = self.workload.cached_tokens_per_sequence if window is None else window
-            cached = min(cached, self.workload.cached_tokens_per_sequence)
+            cached = self.lengths.cached if window is None else window
+            cached = min(cached, self.lengths.cached)
             return in_flight * float(cached) * op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         if not isinstance(op, Attention):
             return np.zeros(len(self.points))
         split = option is not None and option.choice == 0
-        cached = self.workload.cached_tokens_per_sequence
+        cached = self.lengths.cached
         if op.window is not None:
             cached = min(cached, op.window)
         per_token = op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)

@@ -6,10 +6,11 @@ from typing import Any
 
 from autoshard.calibrate.optimise import FloatArray, Parameter
 from autoshard.calibrate.tables import BoolArray, Table
-from autoshard.hardware import Cluster, Device, KernelKind, KernelLaw
+from autoshard.cost.kernels import kernel_law
+from autoshard.hardware import Cluster
 from autoshard.units import US
 
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
+__all__ = ["TableKind", "framework_labels", "kernel_law", "shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +46,6 @@ class TableKind:
     measured: Callable[[Table], FloatArray] = field(default=lambda table: table.positive("time_us") * US)
     weights: Callable[[Table], FloatArray] | None = None
     cauchy: float = 0.08
-
-
-def kernel_law(device: Device, kind: KernelKind, framework: str, rest: str, dtype: str) -> KernelLaw:
-    """The law for a framework and the rest of a variant's name, another framework's, or that of the dtype."""
-    variants = device.kernels.get(kind, {})
-    for word in (framework, *FRAMEWORKS):
-        if f"{word}/{rest}" in variants:
-            return variants[f"{word}/{rest}"]
-    return device.kernel(kind, dtype)
 
 
 def framework_labels(table: Table, *columns: str) -> list[str]:

@@ -32,7 +32,7 @@ def _write(text: str, output: Path | None) -> None:
 @calibrate.command("eval")
 def evaluate(
     table: Annotated[Path, typer.Argument(metavar="TABLE.csv[.gz]", help="A measured table.")],
-    kind: Annotated[str, typer.Option(help="gemm, moe, attention_decode, attention_prefill, mla, nccl, deepep, ...")],
+    kind: Annotated[str, typer.Option(help="gemm, moe, attention_decode, mla, nccl, deepep, serving, ...")],
     device: Annotated[str, typer.Option(help="A device that ships, or a cluster's YAML file.")] = "H100",
     held_out: Annotated[bool, typer.Option("--held-out", help="Only rows that the shipped fit did not see.")] = False,
     json: Json = False,
@@ -41,8 +41,11 @@ def evaluate(
     from autoshard.calibrate import KINDS, evaluate_table, read_table
     from autoshard.hardware import parse_cluster
 
+    if kind == "serving":
+        _evaluate_serving(table, json=json)
+        return
     if kind not in KINDS:
-        raise InvalidInputError(f"unknown kind {kind!r}: known are {', '.join(KINDS)}")
+        raise InvalidInputError(f"unknown kind {kind!r}: known are {', '.join(KINDS)} and serving")
     cluster = parse_cluster(device if device.endswith((".yaml", ".yml")) else f"{device}x8")
     rows = read_table(table, KINDS[kind].columns)
     if held_out:
@@ -56,6 +59,25 @@ def evaluate(
     from autoshard.cli.views.calibrate import errors_view
 
     show(*errors_view(data))
+
+
+def _evaluate_serving(path: Path, *, json: bool) -> None:
+    with progress() as tell:
+        tell("importing torch")
+        from autoshard import catalogue
+        from autoshard.api.models import graph_of, source_of
+        from autoshard.calibrate import read_table
+        from autoshard.calibrate.serving import COLUMNS, evaluate_serving
+
+        known = {entry.name for entry in catalogue.entries()}
+        rows = read_table(path, COLUMNS)
+        data = evaluate_serving(rows, lambda name: graph_of(name, source_of(name)) if name in known else None, tell)
+    if json:
+        show_json(data)
+        return
+    from autoshard.cli.views.calibrate import serving_view
+
+    show(*serving_view(data))
 
 
 @calibrate.command("fit")

@@ -11,6 +11,7 @@ from rich.text import Text
 from autoshard.cli import numbers
 from autoshard.cli.views.blocks import LEGEND, block_tables, excluded
 from autoshard.cli.views.prediction import grid, memory, rates, time_bars
+from autoshard.simulator.simulator import DEFAULT_ENGINE
 
 
 def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -26,7 +27,7 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     for t in data["predicted"]["terms"]:
         label = f"{t['part']}/{t['label']} {t['what']}"
         terms[label] = terms.get(label, 0.0) + t["seconds"]
-    yield from time_bars(terms, data["predicted"]["step_s"])
+    yield from time_bars(terms, data["predicted"]["step_s"], serving=data["workload"]["phase"] == "serve")
     yield ""
     yield _search(data)
     if data["alternatives"]:
@@ -45,8 +46,13 @@ def degrees_text(degrees: Mapping[str, int]) -> str:
 def workload_text(workload: Mapping[str, Any]) -> str:
     """The workload in one line."""
     parts = [workload["phase"]]
-    prompt = workload["phase"] == "prefill" and workload["isl"] is not None
+    prompt = workload["phase"] != "decode" and workload["isl"] is not None
     parts.append(f"prompts of {workload['isl']:,}" if prompt else f"context {workload['context']:,}")
+    if workload["phase"] == "serve":
+        parts.append(f"answers of {workload['osl']:,}")
+        if workload["concurrency"] is not None:
+            parts.append(f"{workload['concurrency']:,} requests in flight")
+        parts.append(f"as {workload['engine'] or DEFAULT_ENGINE} runs it")
     parts += [f"{n.upper()} <= {workload[f'{n}_ms']:g} ms" for n in ("ttft", "tpot") if workload[f"{n}_ms"] is not None]
     parts.append(f"{workload['dtype']} weights, {workload['kv_dtype']} KV")
     return ", ".join(parts)
@@ -97,14 +103,18 @@ def _search(data: Mapping[str, Any]) -> RenderableType:
         regret = ""
         if search["exact_tokens_per_s_per_gpu"]:
             below = max(0.0, 1 - found / search["exact_tokens_per_s_per_gpu"])
-            regret = ", the optimum" if below < 1e-12 else f", {numbers.share(below)} below the optimum"
+            name = "bound" if search["exact_is_bound"] else "optimum"
+            regret = f", the {name}" if below < 1e-12 else f", {numbers.share(below)} below the {name}"
         calls = f"{search['calls']:,} simulator calls, seed {search['seed']}"
         table.add_row(f"{search['algorithm']} found", f"{found:,.2f} tokens/s/GPU in {calls}{regret}")
     if search["exact_tokens_per_s_per_gpu"] is not None:
-        table.add_row(
-            "optimum", f"{search['exact_tokens_per_s_per_gpu']:,.2f} tokens/s/GPU (proven over the whole space)"
-        )
-    taken = "the proven optimum" if search["taken_from"] == "exact" else f"what {search['algorithm']} found"
+        rate = f"{search['exact_tokens_per_s_per_gpu']:,.2f} tokens/s/GPU"
+        if search["exact_is_bound"]:
+            table.add_row("bound", f"{rate} (mixed serving: no strategy exceeds it, none is known to reach it)")
+        else:
+            table.add_row("optimum", f"{rate} (proven over the whole space)")
+    by_exact = "the best that exact found" if search["exact_is_bound"] else "the proven optimum"
+    taken = by_exact if search["taken_from"] == "exact" else f"what {search['algorithm']} found"
     table.add_row("plan", f"{taken}, regret {numbers.share(search['regret_to_exact'] or 0.0)}")
     table.add_row("space", f"{space['degree_points']:,} degree points that fit, {space['strategies']} strategies")
     for line in excluded(space["legal_choices"]):

@@ -45,8 +45,8 @@ def memory(predicted: Mapping[str, Any], capacity: float) -> Iterator[tuple[str,
     yield "memory", Text.assemble((total, style), f": {listed}")
 
 
-def time_bars(terms: Mapping[str, float], step_s: float) -> Iterator[RenderableType]:
-    """The step's largest terms as bars; they sum to the step."""
+def time_bars(terms: Mapping[str, float], step_s: float, *, serving: bool = False) -> Iterator[RenderableType]:
+    """The step's largest terms as bars; they sum to the step, or to a request's time per token it makes."""
     ordered = sorted(terms.items(), key=lambda t: -t[1])
     shown, rest = ordered[:NUM_TERMS], ordered[NUM_TERMS:]
     if rest:
@@ -59,6 +59,7 @@ def time_bars(terms: Mapping[str, float], step_s: float) -> Iterator[RenderableT
     longest = max((s for _, s in shown), default=1.0)
     for name, s in shown:
         table.add_row(f"  {name}", numbers.seconds(s), numbers.share(s / step_s), numbers.bar(s, longest))
-    table.add_row("  step", Text(numbers.seconds(step_s), style="bold"), "", "")
-    yield Text("time of a step", style="bold")
+    table.add_row("  request" if serving else "  step", Text(numbers.seconds(step_s), style="bold"), "", "")
+    title = "time of a request per token it makes, (TTFT + (osl - 1) TPOT) / osl" if serving else "time of a step"
+    yield Text(title, style="bold")
     yield table

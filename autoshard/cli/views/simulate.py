@@ -28,4 +28,5 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         table.add_row(label, parts)
     yield table
     yield ""
-    yield from time_bars(data["terms"], data["predicted"]["step_s"])
+    serving = data["workload"]["phase"] == "serve"
+    yield from time_bars(data["terms"], data["predicted"]["step_s"], serving=serving)

@@ -1,0 +1,31 @@
+"""What an engine launches as one: products of the same tensor, reductions of sums that are only added."""
+
+from collections.abc import Mapping
+
+from autoshard.ir import Add, Block, ExpertsLinear, FusedOp, Linear
+from autoshard.sharding.layout import Axis
+from autoshard.sharding.space import consumers, tensor_axes
+
+
+def merged_products(block: Block) -> Mapping[str, tuple[tuple[Linear, Axis], ...]]:
+    """By op name, the products that an engine runs as one with it (itself included), with their outputs' axes.
+
+    q, k and v; gate and up; the down-projections of latent attention. A head is never merged.
+    """
+    by_input: dict[str, list[Linear]] = {}
+    for op in block.ops:
+        if isinstance(op, Linear) and not op.is_head:
+            by_input.setdefault(op.inputs[0], []).append(op)
+    groups = [group for group in by_input.values() if len(group) > 1]
+    return {op.name: tuple((o, tensor_axes(block, o).shard) for o in group) for group in groups for op in group}
+
+
+def joins_experts(block: Block, op: FusedOp | None) -> bool:
+    """Whether an op's output is only added to that of the routed experts: engines add first and reduce once."""
+    if not isinstance(op, Linear):
+        return False
+    readers = [reader for reader, _ in consumers(block, op.name)]
+    made = {o.name: o for o in block.ops}
+    return len(readers) == 1 and all(
+        isinstance(r, Add) and any(isinstance(made.get(name), ExpertsLinear) for name in r.inputs) for r in readers
+    )
