@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.ir.base import Op
-from autoshard.ir.dims import Dim
+from autoshard.ir.dims import Dim, HeadSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,9 @@ class Mixer(Op):
     ``variety`` is ``"recurrent"`` for linear attention and state-space models (their state is a matrix per head or
     channel) and ``"convolution"`` if the state is only the last inputs of a convolution. ``state_bytes`` are kept per
     sequence and layer, ``state_elements`` of them in the recurrence. ``traced_flops_per_token`` is what the traced
-    (chunked) formulation spends in contractions.
+    (chunked) formulation spends in contractions. The first mixer of a module that can be split by heads has ``split``,
+    the module's other ops follow it; ``unsplit`` says why there is none. ``whole`` names the inputs that every rank
+    reads whole then.
     """
 
     kind: Literal["mixer"] = "mixer"
@@ -93,6 +95,9 @@ class Mixer(Op):
     state_bytes: float = 0.0
     convolution_flops_per_token: float = 0.0
     traced_flops_per_token: float = 0.0
+    split: HeadSplit | None = None
+    unsplit: str = ""
+    whole: tuple[str, ...] = ()
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """As a recurrence: decay, update and read-out of the state, about six operations an element a token."""
@@ -101,10 +106,11 @@ class Mixer(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combine(Op):
-    """A pointwise function of its inputs: ``t width, ... -> t width``."""
+    """A pointwise function of its inputs: ``t width, ... -> t width``. ``whole`` is as a mixer's."""
 
     kind: Literal["combine"] = "combine"
     width: Dim
+    whole: tuple[str, ...] = ()
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """About two operations per element and input."""

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autoshard.ir.base import BLOCK_INPUT, Op
-from autoshard.ir.dims import Dim
+from autoshard.ir.dims import Dim, HeadSplit
 from autoshard.ir.mixers import Combine, Indexer, LatentAttention, Mixer
 
 
@@ -45,13 +45,15 @@ class Norm(Op):
 
     ``width`` is the feature width of the tensor. ``group`` is the width of one normalised row: equal to ``width`` for
     a norm over the hidden size, ``head_dim`` for per-head q/k norms. ``num_statistics`` is 1 for RMSNorm and 2 for
-    LayerNorm; ``centered`` is False for RMSNorm.
+    LayerNorm; ``centered`` is False for RMSNorm. ``within_heads`` says that its statistics never leave the heads of
+    the mixer it follows.
     """
 
     kind: Literal["norm"] = "norm"
     width: Dim
     group: int
     num_statistics: int = 1
+    within_heads: bool = False
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """About four operations per element."""
@@ -60,12 +62,17 @@ class Norm(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Op):
-    """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v)."""
+    """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v).
+
+    ``parts`` are the widths of unequal parts (q|k|v with fewer kv heads), each of which a split by heads divides alike.
+    A linear that ``follows`` a mixer is one whose parameters the mixer's module uses itself.
+    """
 
     kind: Literal["linear"] = "linear"
     in_dim: Dim
     out_dim: Dim
     packed: int = 1
+    parts: tuple[int, ...] = ()
     is_head: bool = False
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
@@ -78,6 +85,8 @@ class Attention(Op):
     """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
 
     ``window`` limits the context a token sees. ``shared_kv`` says that keys and values are one tensor, cached once.
+    A core that reads one fused projection has one input, and ``split`` if its module can be split by heads;
+    ``unsplit`` says why it cannot.
     """
 
     kind: Literal["attention"] = "attention"
@@ -87,6 +96,8 @@ class Attention(Op):
     v_dim: int
     window: int | None = None
     shared_kv: bool = False
+    split: HeadSplit | None = None
+    unsplit: str = ""
 
     def flops(self, tokens: float, context: float = 0.0) -> float:
         """``2 t ctx heads (qk_dim + v_dim)`` with ``ctx`` the mean number of keys a token attends to."""
