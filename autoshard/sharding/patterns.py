@@ -16,6 +16,7 @@ from autoshard.ir import (
     FusedOp,
     LatentAttention,
     Linear,
+    Mixer,
     Norm,
     OpGraph,
     Router,
@@ -47,7 +48,7 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "embed"
         case Norm():
             return "norm"
-        case Attention() | LatentAttention():
+        case Attention() | LatentAttention() | Mixer():
             return "core"
         case Router():
             return "router"
@@ -59,7 +60,8 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "head"
         case _:
             readers = [reader for reader, _ in consumers(block, op.name)]
-            return "out" if any(reader.kind == "add" for reader in readers) else "in"
+            after_mixer = any(isinstance(o, Mixer) and o.name in op.inputs for o in block.ops)
+            return "out" if after_mixer or any(reader.kind == "add" for reader in readers) else "in"
 
 
 def pattern_strategy(graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None) -> Strategy:

@@ -107,8 +107,9 @@ def option_axis(option: Option) -> Axis | None:
 
 def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
-    fixed = (Add, Opaque, Mixer, Combine, Indexer)
-    return [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    fixed = (Add, Opaque, Combine, Indexer)
+    own = [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    return [op for op in own if not isinstance(op, Mixer) or op.split is not None]
 
 
 def _has_own_projections(block: Block, op: Attention) -> bool:

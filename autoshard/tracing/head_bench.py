@@ -25,6 +25,7 @@ from autoshard.tracing.fold import folded
 LENGTHS = (5, 1)
 """Tokens of the prompt and of the decode step; more than one, for which modules have a branch of their own."""
 _BATCH = 2
+_MOST_PARAMETERS = 2**25
 _CACHE = object()
 """Stands for the cache among recorded arguments."""
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -66,6 +67,15 @@ class Bench:
         self.module = model.get_submodule(fqn)
         self.sessions = [[self._made(call) for call in calls] for calls in _recorded(model, fqn)]
         self._random = torch.Generator().manual_seed(0)
+        own = sum(
+            p.numel()
+            for m in self.module.modules()
+            if not isinstance(m, nn.Linear)
+            for p in m._parameters.values()
+            if p is not None
+        )
+        if own > _MOST_PARAMETERS:
+            raise ValueError(f"{own} parameters outside of linears")
         linears = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.Linear)}
         self._config = getattr(model, "config", None)
         self.stubs: dict[str, nn.Linear] = linears

@@ -50,15 +50,15 @@ class NotSplit(Exception):
     """Why a module cannot be split by heads, in a few words."""
 
 
-def find_split(model: nn.Module, fqn: str) -> ModuleSplit:
-    """How the module ``fqn`` of a model on meta tensors is split by heads.
+def find_split(model: nn.Module, fqn: str, entries: frozenset[str]) -> ModuleSplit:
+    """How what the module ``fqn`` of a model on meta tensors makes of its linears ``entries`` is split by heads.
 
     Raises:
         NotSplit: if it cannot be, or not be run by itself.
     """
     try:
         bench = Bench(model, fqn)
-        return _Experiment(bench).run()
+        return _Experiment(bench, entries).run()
     except NotSplit:
         raise
     except Exception as error:  # whatever a module does when it is run alone
@@ -69,11 +69,12 @@ def find_split(model: nn.Module, fqn: str) -> ModuleSplit:
 class _Experiment:
     """The three steps on one module."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, entries: frozenset[str]) -> None:
         self.bench = bench
         with torch.enable_grad():
             self.exits = bench.run(None, sessions=1)
-        self.ends = {k: x for k, x in self.exits.given.items() if x.requires_grad}
+        read = [x for (_, name, _), x in self.exits.entries.items() if name in entries]
+        self.ends = {k: x for k, x in self.exits.given.items() if x.requires_grad and _depends(x, read)}
         if not self.ends:
             raise NotSplit("its module has no projection of what it computes")
 
@@ -95,7 +96,9 @@ class _Experiment:
         for size in sorted((d for d in range(2, largest + 1) if largest % d == 0), reverse=True)[:3]:
             told = self._told(size, n, entries, parameters, heads)
             if told is not None:
-                return ModuleSplit(heads=told, entries=entries, parameters=parameters, inner=frozenset(self.bench.unused))
+                return ModuleSplit(
+                    heads=told, entries=entries, parameters=parameters, inner=frozenset(self.bench.unused)
+                )
         raise NotSplit("its forward does not work on a share of its heads")
 
     def _needed(self, wanted: "object") -> dict[tuple[str, str], Tensor]:
@@ -149,13 +152,13 @@ class _Experiment:
             got = self.bench.run(cut)
         except Exception:  # sizes that do not go together
             return False
+        if got.outside != whole.outside:
+            return False  # the stand-in was computed with
         names = {name for _, name, _ in self.ends}
-        if cut.stand_in and got.outside != {name for _, name, _ in whole.given} - names:
-            return False  # something else than the projections looks at the stand-in
         for key, x in whole.given.items():
-            if key[1] not in names:
+            if key[1] in got.outside:
                 continue
-            want, have = share(x, -1, (x.shape[-1],), cut.rank, cut.n), got.given.get(key)
+            want, have = share(x, -1, (x.shape[-1],), cut.rank, cut.n) if key[1] in names else x, got.given.get(key)
             if have is None or have.shape != want.shape or not have.isfinite().all():
                 return False
             if (have - want).abs().max() > _TOLERANCE * want.abs().max():
@@ -163,9 +166,12 @@ class _Experiment:
         return True
 
 
-def _fewest(
-    counts: tuple[str, ...], works: Callable[[tuple[str, ...], bool], bool], stand_in: bool
-) -> tuple[str, ...]:
+def _depends(x: Tensor, entries: list[Tensor]) -> bool:
+    grads = torch.autograd.grad(x.sum(), entries, retain_graph=True, allow_unused=True) if entries else ()
+    return any(g is not None and bool(g.any()) for g in grads)
+
+
+def _fewest(counts: tuple[str, ...], works: Callable[[tuple[str, ...], bool], bool], stand_in: bool) -> tuple[str, ...]:
     """``counts`` without those that make no difference: what has the value of a width need not be one."""
     for path in counts:
         fewer = tuple(p for p in counts if p != path)
@@ -221,7 +227,9 @@ def _attributes(module: nn.Module, known: set[int], size: int) -> tuple[list[str
     The second are attributes that divide a known number, and the known numbers of the module's config.
     """
     likely, possible = [], []
-    places = [(f"{name}." if name else "", vars(m)) for name, m in module.named_modules() if not isinstance(m, nn.Linear)]
+    places = [
+        (f"{name}." if name else "", vars(m)) for name, m in module.named_modules() if not isinstance(m, nn.Linear)
+    ]
     config = getattr(module, "config", None)
     if config is not None and hasattr(config, "__dict__"):
         places.append(("config.", vars(config)))
