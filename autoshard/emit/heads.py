@@ -52,13 +52,17 @@ def emit_heads(
         for owner, _, name in [p.fqn.rpartition(".")]
     ]
     _emit_owned(module, held, axes)
-    if num_shares == 1:
-        return
-    for path in op.split.counts:
+    for path in op.split.counts if num_shares > 1 else ():
         divide_count(module, path, num_shares)
-    if op.split.stand_in:
-        reading = [i.op for i in items if isinstance(i.op, Linear) and i.op.name in op.inputs]
-        _emit_stand_in(module, [model.get_submodule(block.fqn(linear.fqn, instance)) for linear in reading], num_shares)
+    if op.split.readers:
+        projections = [module.get_submodule(path) for path in op.split.readers]
+        (width,) = {i.op.in_dim.size for i in items if isinstance(i.op, Linear) and i.op.fqn in _under(op)}
+        _emit_stand_in(module, projections, width // num_shares)
+
+
+def _under(op: Mixer | Attention) -> set[str]:
+    """FQNs of the linears that read the input of the op's module."""
+    return {f"{op.fqn}.{path}" for path in (op.split.readers if op.split is not None else ())}
 
 
 def _emit_owned(module: nn.Module, held: list[tuple[nn.Module, str, int, tuple[int, ...]]], axes: Axes) -> None:
@@ -89,8 +93,8 @@ def _emit_owned(module: nn.Module, held: list[tuple[nn.Module, str, int, tuple[i
         replace_forward(module, make)
 
 
-def _emit_stand_in(module: nn.Module, projections: list[nn.Module], num_shares: int) -> None:
-    """Give ``module`` an input of its local width to read widths off, and ``projections`` the input it was given.
+def _emit_stand_in(module: nn.Module, projections: list[nn.Module], width: int) -> None:
+    """Give ``module`` an input of ``width`` to read widths off, and ``projections`` the input that it was given.
 
     Nothing computes with the stand-in: the trace has seen that only the projections read the module's input.
     """
@@ -100,7 +104,7 @@ def _emit_stand_in(module: nn.Module, projections: list[nn.Module], num_shares: 
         def run(*args: Any, **kwargs: Any) -> Any:
             def stand_in(x: Tensor) -> Tensor:
                 given.append(x)
-                return x.new_full((1,), float("nan")).expand(*x.shape[:-1], x.shape[-1] // num_shares)
+                return x.new_full((1,), float("nan")).expand(*x.shape[:-1], width)
 
             args, kwargs = map_first_tensor(args, kwargs, stand_in)
             try:

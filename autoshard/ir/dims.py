@@ -26,13 +26,14 @@ class HeadSplit:
     """That the module around an op does the same on 1/n of its heads, for every n that divides ``size``.
 
     Measured, not read off names: see `autoshard.tracing.head_split`. ``counts`` are the attributes of the module
-    (dotted paths) that hold a number of heads or a width, to be divided by n. ``stand_in`` says that its forward reads
-    a width off its input, which therefore must be as narrow as a share of it; only shapes of that input are used.
+    (dotted paths) that hold a number of heads or a width, to be divided by n. ``readers`` are set if its forward reads
+    a width off its input, which therefore must be 1/n as wide, whatever layout it comes in: they are the linears
+    (dotted paths) that read the input, and nothing else computes with it. A module of size 1 cannot be split.
     """
 
     size: int
     counts: tuple[str, ...] = ()
-    stand_in: bool = False
+    readers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

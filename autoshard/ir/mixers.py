@@ -84,7 +84,7 @@ class Mixer(Op):
     channel) and ``"convolution"`` if the state is only the last inputs of a convolution. ``state_bytes`` are kept per
     sequence and layer, ``state_elements`` of them in the recurrence. ``traced_flops_per_token`` is what the traced
     (chunked) formulation spends in contractions. The first mixer of a module that can be split by heads has ``split``,
-    the module's other ops follow it; ``unsplit`` says why there is none. ``whole`` names the inputs that every rank
+    the module's other ops follow it; ``unsplit`` says why it cannot be. ``whole`` names the inputs that every rank
     reads whole then.
     """
 

@@ -85,8 +85,8 @@ class Attention(Op):
     """Softmax attention core with rope and the KV cache; inputs are (q, k, v), output (t, heads x v_dim).
 
     ``window`` limits the context a token sees. ``shared_kv`` says that keys and values are one tensor, cached once.
-    A core that reads one fused projection has one input, and ``split`` if its module can be split by heads;
-    ``unsplit`` says why it cannot.
+    A core that reads one fused projection has one input. ``split`` is how its module is split by heads where that was
+    looked at; ``unsplit`` says why it cannot be.
     """
 
     kind: Literal["attention"] = "attention"

@@ -109,7 +109,7 @@ def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
     fixed = (Add, Opaque, Combine, Indexer)
     own = [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
-    return [op for op in own if not isinstance(op, Mixer) or op.split is not None]
+    return [op for op in own if not isinstance(op, Mixer) or not (op.split is None or op.unsplit)]
 
 
 def _has_own_projections(block: Block, op: Attention) -> bool:

@@ -33,7 +33,10 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A share of a module: rank ``rank`` of ``n``, by the parts of entries and parameters (absent: whole)."""
+    """A share of a module: rank ``rank`` of ``n``, by the parts of entries and parameters (absent: whole).
+
+    With ``stand_in`` the module's input is NaN of 1/n of its width, or of width one if ``narrow``.
+    """
 
     rank: int
     n: int
@@ -41,6 +44,7 @@ class Cut:
     parameters: Mapping[str, tuple[int, tuple[int, ...]]]
     counts: tuple[str, ...] = ()
     stand_in: bool = False
+    narrow: bool = False
 
 
 @dataclass(kw_only=True)
@@ -96,10 +100,10 @@ class Bench:
                 args, kwargs = _map((args, kwargs), lambda v, c=cache: c if v is _CACHE else v)  # type: ignore[misc]
                 source = _first_tensor(args, kwargs)
                 if cut is not None and cut.stand_in:
-                    width = source.shape[-1] // cut.n
-                    narrow = torch.full((1,), math.nan).expand(*source.shape[:-1], width)
-                    args, kwargs = _map((args, kwargs), lambda v, s=source, x=narrow: x if v is s else v)  # type: ignore[misc]
-                    source = narrow
+                    width = 1 if cut.narrow else source.shape[-1] // cut.n
+                    empty = torch.full((1,), math.nan).expand(*source.shape[:-1], width)
+                    args, kwargs = _map((args, kwargs), lambda v, s=source, x=empty: x if v is s else v)  # type: ignore[misc]
+                    source = empty
                 for name, stub in module.named_modules():
                     if isinstance(stub, _Stub):
                         stub.enter(number, times, source, name)

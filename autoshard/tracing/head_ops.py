@@ -5,38 +5,48 @@ from dataclasses import replace
 
 from torch import nn
 
-from autoshard.ir import Attention, Combine, FusedOp, Linear, Mixer, Norm, Param
+from autoshard.ir import Attention, Combine, FusedOp, HeadSplit, Linear, Mixer, Norm, Param
 from autoshard.tracing.head_split import ModuleSplit, NotSplit, find_split
 
 
 def split_by_heads(model: Callable[[], nn.Module], ops: Sequence[FusedOp]) -> tuple[FusedOp, ...]:
     """``ops`` of a block with what a split by heads means for each; ``model`` gives the model on meta tensors.
 
-    A module of recurrent mixers, and an attention module with a fused projection, are looked at; others keep q, k and v
-    apart and need nothing of this.
+    Looked at are modules of recurrent mixers, attention modules with a fused projection, and those of plain models.
+    transformers' modules with projections for q, k and v each need nothing of this: they view by the size of a head.
     """
-    for leader in _leaders(ops):
+    plain = not hasattr(getattr(model(), "config", None), "get_text_config") if _has_attention(ops) else False
+    for leader in _leaders(ops, plain=plain):
         entries = frozenset(
             op.fqn.removeprefix(leader.fqn + ".")
             for op in ops
             if isinstance(op, Linear) and op.fqn.startswith(leader.fqn + ".") and op.name in leader.inputs
         )
+        fused = len(leader.inputs) == 1 or isinstance(leader, Mixer)
         try:
-            ops = _told(ops, leader, find_split(model(), leader.fqn, entries))
+            found = find_split(model(), leader.fqn, entries)
+            if fused or found.heads.counts or found.heads.readers:
+                ops = _told(ops, leader, found)
         except NotSplit as reason:
-            ops = [replace(op, unsplit=str(reason)) if op.name == leader.name else op for op in ops]  # type: ignore[call-arg]
+            split = HeadSplit(size=1, readers=reason.readers) if reason.readers else None
+            told = replace(leader, split=split, unsplit=str(reason))
+            ops = [told if op.name == leader.name else op for op in ops]
     return tuple(ops)
 
 
-def _leaders(ops: Sequence[FusedOp]) -> Iterator[Mixer | Attention]:
-    """The first mixer of every module with one, and attention cores that read one fused projection."""
+def _has_attention(ops: Sequence[FusedOp]) -> bool:
+    return any(isinstance(op, Attention | Mixer) for op in ops)
+
+
+def _leaders(ops: Sequence[FusedOp], *, plain: bool) -> Iterator[Mixer | Attention]:
+    """The first mixer of every module with one; attention cores that read one fused projection, or of plain models."""
     seen = set()
     by_name = {op.name: op for op in ops}
     for op in ops:
         if op.fqn in seen:
             continue
         fused = isinstance(op, Attention) and len(op.inputs) == 1 and isinstance(by_name.get(op.inputs[0]), Linear)
-        if isinstance(op, Mixer) or fused:
+        if isinstance(op, Mixer) or fused or (plain and isinstance(op, Attention)):
             seen.add(op.fqn)
             yield op  # type: ignore[misc]
 

@@ -47,7 +47,14 @@ class ModuleSplit:
 
 
 class NotSplit(Exception):
-    """Why a module cannot be split by heads, in a few words."""
+    """Why a module cannot be split by heads, in a few words.
+
+    ``readers`` are set if it reads a width off its input: the linears that read the input.
+    """
+
+    def __init__(self, reason: str, readers: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.readers = readers
 
 
 def find_split(model: nn.Module, fqn: str, entries: frozenset[str]) -> ModuleSplit:
@@ -57,8 +64,11 @@ def find_split(model: nn.Module, fqn: str, entries: frozenset[str]) -> ModuleSpl
         NotSplit: if it cannot be, or not be run by itself.
     """
     try:
-        bench = Bench(model, fqn)
-        return _Experiment(bench, entries).run()
+        experiment = _Experiment(Bench(model, fqn), entries)
+        try:
+            return experiment.run()
+        except NotSplit as reason:
+            raise NotSplit(str(reason), experiment.width_readers()) from None
     except NotSplit:
         raise
     except Exception as error:  # whatever a module does when it is run alone
@@ -143,8 +153,19 @@ class _Experiment:
             for counts in itertools.islice(_selections(likely, possible), _MOST_TRIALS):
                 for stand_in in (False, True):
                     if works(counts, stand_in):
-                        return HeadSplit(size=size, counts=_fewest(counts, works, stand_in), stand_in=stand_in)
+                        readers = tuple(sorted(whole.outside)) if stand_in else ()
+                        return HeadSplit(size=size, counts=_fewest(counts, works, stand_in), readers=readers)
         return None
+
+    def width_readers(self) -> tuple[str, ...]:
+        """The linears that read the module's input, if the module also reads a width off it."""
+        with torch.no_grad():
+            whole = self.bench.run(None)
+            wide, narrow = (
+                Cut(rank=0, n=1, entries={}, parameters={}, stand_in=True, narrow=narrow) for narrow in (False, True)
+            )
+            reads = self._agrees(whole, wide) and not self._agrees(whole, narrow)
+            return tuple(sorted(whole.outside)) if reads else ()
 
     def _agrees(self, whole: Exits, cut: Cut) -> bool:
         """Whether the share gives its part of every exit."""

@@ -15,16 +15,16 @@ def options(op: Attention, axes: TensorAxes, *, separate: bool = True) -> tuple[
     axis = axes.shard
     n = len(op.inputs)
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
-    if not separate and op.split is None:
+    if op.unsplit or (not separate and op.split is None):
         return (whole,)
-    kv = ((op.kv_heads.size, "tp_kv", "kv_heads"),) if separate else ((op.split.size, axis, "kv_heads"),)  # type: ignore[union-attr]
+    kv = (op.kv_heads.size, "tp_kv", "kv_heads") if op.split is None else (op.split.size, axis, "kv_heads")
     return (
         Option(
             choice=0,
             needs=(S,) * n,
             yields=S,
             params=tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params),
-            divides=((op.heads.size, axis, "heads"), *kv),  # type: ignore[arg-type]
+            divides=((op.heads.size, axis, "heads"), kv),  # type: ignore[arg-type]
             split_out=axis,
         ),
         whole,

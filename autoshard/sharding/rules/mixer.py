@@ -15,15 +15,16 @@ def options(op: Mixer | Combine | Indexer, axes: TensorAxes) -> tuple[Option, ..
     n = len(op.inputs)
     axis = axes.shard
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
-    if isinstance(op, Indexer) or (op.follows is None and (isinstance(op, Combine) or op.split is None)):
+    split_by = op.split if isinstance(op, Mixer) else None
+    if isinstance(op, Indexer) or (op.follows is None and (split_by is None or split_by.size == 1)):
         return (whole,)
-    heads = op.split.size if isinstance(op, Mixer) and op.split is not None else op.width.size
+    heads = op.width.size if split_by is None else split_by.size
     split = Option(
         choice=0,
         needs=tuple(R if name in op.whole else S for name in op.inputs),
         yields=S,
         params=tuple(by_heads(p, axis) for p in op.params),
-        divides=((heads, axis, "heads" if isinstance(op, Mixer) and op.split else op.width.name),),
+        divides=((heads, axis, op.width.name if split_by is None else "heads"),),
         split_out=axis,
     )
     return (split, whole)
