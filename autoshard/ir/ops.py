@@ -130,7 +130,8 @@ class ExpertsLinear(Op):
 
     ``stage`` is ``"up"`` (reads the tokens; its inputs are the token tensor and the router) or ``"down"`` (reads the
     activation; its output is the weighted sum over a token's experts). ``packed`` = 2 when gate and up share the
-    tensor: side by side, or alternating if ``interleaved``.
+    tensor: side by side, or alternating if ``interleaved``. ``blocks`` are the (out, in) elements that share a scale in
+    a quantised checkpoint: a shard holds whole blocks.
     """
 
     kind: Literal["experts"] = "experts"
@@ -142,6 +143,7 @@ class ExpertsLinear(Op):
     packed: int = 1
     interleaved: bool = False
     transposed: bool = False
+    blocks: tuple[int, int] = (1, 1)
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """``2 t k i o``."""

@@ -85,29 +85,30 @@ class Bench:
         self.stubs: dict[str, nn.Linear] = linears
         self._entries: dict[tuple[int, str, int], Tensor] = {}
         self._parameters: dict[str, Tensor] = {}
-        called = {name for _, name, _ in self.run(None, sessions=1).given}
+        called = {name for _, name, _ in self.run(None, cached=False).given}
         self.stubs = {name: m for name, m in linears.items() if name in called}
         self.unused = {name for name in linears if name not in called}
 
-    def run(self, cut: Cut | None, *, sessions: int | None = None) -> Exits:
-        """Run the (share of the) module through its calls."""
+    def run(self, cut: Cut | None, *, cached: bool = True) -> Exits:
+        """Run the (share of the) module through its calls: with a cache, if it has one and ``cached`` is said."""
         found = Exits()
         module = self._copy(cut, found)
-        for number, calls in enumerate(self.sessions[:sessions]):
-            cache = self._cache() if any(_holds(call, _CACHE) for call in calls) else None
-            times: dict[str, int] = {}
-            for args, kwargs in calls:
-                args, kwargs = _map((args, kwargs), lambda v, c=cache: c if v is _CACHE else v)  # type: ignore[misc]
-                source = _first_tensor(args, kwargs)
-                if cut is not None and cut.stand_in:
-                    width = 1 if cut.narrow else source.shape[-1] // cut.n
-                    empty = torch.full((1,), math.nan).expand(*source.shape[:-1], width)
-                    args, kwargs = _map((args, kwargs), lambda v, s=source, x=empty: x if v is s else v)  # type: ignore[misc]
-                    source = empty
-                for name, stub in module.named_modules():
-                    if isinstance(stub, _Stub):
-                        stub.enter(number, times, source, name)
-                module(*args, **kwargs)
+        number = len(self.sessions) - 1 if cached else 0
+        calls = self.sessions[number]
+        cache = self._cache() if any(_holds(call, _CACHE) for call in calls) else None
+        times: dict[str, int] = {}
+        for call in calls:
+            args, kwargs = _map(call, lambda v: cache if v is _CACHE else v)
+            source = _first_tensor(args, kwargs)
+            if cut is not None and cut.stand_in:
+                width = 1 if cut.narrow else source.shape[-1] // cut.n
+                empty = torch.full((1,), math.nan).expand(*source.shape[:-1], width)
+                args, kwargs = _map((args, kwargs), lambda v, s=source, x=empty: x if v is s else v)  # type: ignore[misc]
+                source = empty
+            for name, stub in module.named_modules():
+                if isinstance(stub, _Stub):
+                    stub.enter(number, times, source, name)
+            module(*args, **kwargs)
         return found
 
     def entry(self, key: tuple[int, str, int], rows: tuple[int, ...]) -> Tensor:
@@ -137,6 +138,8 @@ class Bench:
             memo[id(p)] = found.parameters.setdefault(name, nn.Parameter(value))
         for name, b in self.module.named_buffers(remove_duplicate=False):
             memo[id(b)] = self.parameter(name, b)
+        config = getattr(self.module, "config", None)
+        memo[id(config)] = config  # large, and only ever replaced by a copy
         module = copy.deepcopy(self.module, memo)
         for path in cut.counts if cut is not None else ():
             assert cut is not None

@@ -16,7 +16,8 @@ from autoshard.tracing.dataflow import dependents, is_tensor
 from autoshard.tracing.export import ExportedModel, export_graph, meta_copy
 from autoshard.tracing.head_ops import split_by_heads
 from autoshard.tracing.parameters import ParameterLedger
-from autoshard.tracing.source import ModelSource
+from autoshard.tracing.quantised import quantised_blocks, with_blocks
+from autoshard.tracing.source import ConfigSource, ModelSource
 from autoshard.tracing.state import StateProbe
 
 
@@ -49,7 +50,8 @@ def trace_source(source: ModelSource) -> OpGraph:
         InvalidInputError: if the source does not give a model.
         UnsupportedModelError: if the model cannot be traced.
     """
-    return trace(source.build(), name=source.name)
+    graph = trace(source.build(), name=source.name)
+    return with_blocks(graph, quantised_blocks(source.config)) if isinstance(source, ConfigSource) else graph
 
 
 def trace_model(model: nn.Module, *, name: str) -> TracedModel:
