@@ -4,11 +4,11 @@ from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.export import Exported
-from autoshard.ir import OpGraph
+from autoshard.ir import Mixer, Opaque, OpGraph
 from autoshard.plan import PlanData
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, option_illegal
-from autoshard.sharding.space import free_ops, options
+from autoshard.sharding.space import free_ops, never_offered, options
 
 
 def describe_plan(plan: PlanData) -> dict[str, Any]:
@@ -55,7 +55,10 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
 
 
 def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any]]:
-    """Per op with a choice of its own: the choices legal at the strategy's degrees, and why the others are not."""
+    """Per op with a choice of its own: the choices legal at the strategy's degrees, and why the others are not.
+
+    Ops that could have a choice by their kind and have none are listed too, with the reason.
+    """
     sizes = axis_sizes(mesh_of(graph, strategy.degrees))
     keys = choice_keys(graph)
     found: dict[str, dict[str, Any]] = {}
@@ -65,11 +68,15 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
             if key not in keys or key in found:
                 continue
             reasons = {o.choice: option_illegal(o, sizes, strategy.residual, op) for o in options(block, op)}
+            reasons |= dict(never_offered(block, op))
             found[key] = {
                 "kind": op.kind,
                 "legal": [c for c, why in reasons.items() if why is None],
                 "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
             }
+        for op in (o for o in block.ops if isinstance(o, Mixer | Opaque) and o.follows is None):
+            excluded = [{"choice": c, "reason": why} for c, why in never_offered(block, op)]
+            found.setdefault(f"{block.name}/{op.name}", {"kind": op.kind, "legal": [None], "excluded": excluded})
     return found
 
 

@@ -15,6 +15,7 @@ from autoshard.emit.attention import emit_attention
 from autoshard.emit.axes import check_mesh, mesh_axes
 from autoshard.emit.embedding import emit_embedding
 from autoshard.emit.experts import ExpertsItems, emit_experts
+from autoshard.emit.heads import emit_heads, head_leaders, used_by
 from autoshard.emit.linear import emit_linear
 from autoshard.emit.local import LocalWidth, replace_forward
 from autoshard.emit.norm import emit_norm
@@ -72,12 +73,17 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
         "opaque": lambda module, item: emit_opaque(module, item, axes),
         "experts": lambda module, item: _emit_routed(module, item, items, axes),
     }
+    leaders = list(head_leaders(items))
+    headed = {i.op.name for leader in leaders for i in used_by(leader, items)}
     for item in items:
-        if item.op.kind not in by_kind or not item.op.inputs:
+        if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
+    for leader in leaders:
+        emit_heads(model, block, instance, leader, items, axes)
     for item in items:
-        _emit_used_inside(model, block, instance, item)
+        if item.op.name not in headed:
+            _emit_used_inside(model, block, instance, item)
     for item in items:
         if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
             _keep_width_around(model, block, instance, item, items, axes)

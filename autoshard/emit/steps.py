@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.emit.axes import MeshAxis, local_part
+from autoshard.emit.parts import by_part, by_rank
 from autoshard.sharding.layout import Axis, Step
 
 Axes = Mapping[Axis, MeshAxis]
@@ -32,13 +33,16 @@ def run_steps(x: Tensor, steps: Iterable[Step], axes: Axes) -> Tensor:
 def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
     """``x`` after one step along an axis of at least two ranks."""
     dim = -1 if step.dim == "feature" else 0
+    if step.parts and step.kind in ("slice", "reduce_scatter"):
+        x = by_rank(x, dim, step.parts, axis.size)
     match step.kind:
         case "slice":
             return local_part(x, dim, axis, step.packed)
         case "all_reduce":
             return all_reduce(x, axis)
         case "all_gather":
-            return all_gather(x, dim, axis, step.packed)
+            whole = all_gather(x, dim, axis, step.packed)
+            return by_part(whole, dim, step.parts, axis.size) if step.parts else whole
         case "reduce_scatter":
             return reduce_scatter(x, dim, axis, step.packed)
         case "all_to_all":

@@ -1,6 +1,6 @@
 """The intermediate representation: fused ops with named dims, and the graph they form. Never imports torch."""
 
-from autoshard.ir.dims import Dim, Param
+from autoshard.ir.dims import Dim, HeadSplit, Param
 from autoshard.ir.graph import Block, OpGraph
 from autoshard.ir.ops import (
     BLOCK_INPUT,
@@ -31,6 +31,7 @@ __all__ = [
     "Embedding",
     "ExpertsLinear",
     "FusedOp",
+    "HeadSplit",
     "Indexer",
     "LatentAttention",
     "Linear",

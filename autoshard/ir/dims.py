@@ -22,6 +22,21 @@ class Dim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSplit:
+    """That the module around an op does the same on 1/n of its heads, for every n that divides ``size``.
+
+    Measured, not read off names: see `autoshard.tracing.head_split`. ``counts`` are the attributes of the module
+    (dotted paths) that hold a number of heads or a width, to be divided by n. ``readers`` are set if its forward reads
+    a width off its input, which therefore must be 1/n as wide, whatever layout it comes in: they are the linears
+    (dotted paths) that read the input, and nothing else computes with it. A module of size 1 cannot be split.
+    """
+
+    size: int
+    counts: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
     """One parameter tensor of the model.
 
@@ -29,7 +44,9 @@ class Param:
     is to its fused op: ``weight``, ``bias``, ``correction`` (of a router's scores, added to all of them),
     or ``slice`` (a weight of which the code takes one expert's slice after the other).
     ``shared_with`` names the parameter that owns the storage when this one is an alias of it (tied embeddings); an
-    alias adds nothing to the parameter count.
+    alias adds nothing to the parameter count. ``parts`` are the widths that lie side by side in dim ``split_dim`` of
+    a parameter inside a module that can be split by heads: a rank with 1/n of the heads needs the same 1/n of every
+    part. Empty if every rank needs it whole.
     """
 
     fqn: str
@@ -37,6 +54,8 @@ class Param:
     dtype: str
     role: str = "weight"
     shared_with: str | None = None
+    split_dim: int = 0
+    parts: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:

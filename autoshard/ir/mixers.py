@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.ir.base import Op
-from autoshard.ir.dims import Dim
+from autoshard.ir.dims import Dim, HeadSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,9 @@ class Mixer(Op):
     ``variety`` is ``"recurrent"`` for linear attention and state-space models (their state is a matrix per head or
     channel) and ``"convolution"`` if the state is only the last inputs of a convolution. ``state_bytes`` are kept per
     sequence and layer, ``state_elements`` of them in the recurrence. ``traced_flops_per_token`` is what the traced
-    (chunked) formulation spends in contractions.
+    (chunked) formulation spends in contractions. The first mixer of a module that can be split by heads has ``split``,
+    the module's other ops follow it; ``unsplit`` says why it cannot be. ``whole`` names the inputs that every rank
+    reads whole then.
     """
 
     kind: Literal["mixer"] = "mixer"
@@ -97,6 +99,9 @@ class Mixer(Op):
     state_bytes: float = 0.0
     convolution_flops_per_token: float = 0.0
     traced_flops_per_token: float = 0.0
+    split: HeadSplit | None = None
+    unsplit: str = ""
+    whole: tuple[str, ...] = ()
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """As a recurrence: decay, update and read-out of the state, about six operations an element a token."""
@@ -108,11 +113,13 @@ class Combine(Op):
     """A function of its inputs that takes every token by itself: ``t width, ... -> t width``.
 
     Mostly pointwise; ``contraction_flops_per_token`` are those of matrices inside that are none of the known ops.
+    ``whole`` is as a mixer's.
     """
 
     kind: Literal["combine"] = "combine"
     width: Dim
     contraction_flops_per_token: float = 0.0
+    whole: tuple[str, ...] = ()
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """About two operations per element and input, and the matrices."""

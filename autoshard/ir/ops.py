@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autoshard.ir.base import BLOCK_INPUT, Op
-from autoshard.ir.dims import Dim
+from autoshard.ir.dims import Dim, HeadSplit
 from autoshard.ir.mixers import Combine, Indexer, LatentAttention, Mixer
 
 
@@ -45,13 +45,15 @@ class Norm(Op):
 
     ``width`` is the feature width of the tensor. ``group`` is the width of one normalised row: equal to ``width`` for
     a norm over the hidden size, ``head_dim`` for per-head q/k norms. ``num_statistics`` is 1 for RMSNorm and 2 for
-    LayerNorm; ``centered`` is False for RMSNorm.
+    LayerNorm; ``centered`` is False for RMSNorm. ``within_heads`` says that its statistics never leave the heads of
+    the mixer it follows.
     """
 
     kind: Literal["norm"] = "norm"
     width: Dim
     group: int
     num_statistics: int = 1
+    within_heads: bool = False
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """About four operations per element."""
@@ -60,12 +62,17 @@ class Norm(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Op):
-    """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v)."""
+    """``t k, n k -> t n``. ``packed`` > 1 means the output is that many equal parts side by side (gate|up, q|k|v).
+
+    ``parts`` are the widths of unequal parts (q|k|v with fewer kv heads), each of which a split by heads divides alike.
+    A linear that ``follows`` a mixer is one whose parameters the mixer's module uses itself.
+    """
 
     kind: Literal["linear"] = "linear"
     in_dim: Dim
     out_dim: Dim
     packed: int = 1
+    parts: tuple[int, ...] = ()
     is_head: bool = False
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
@@ -81,6 +88,8 @@ class Attention(Op):
     Some models add, beyond their own keys, one more key pooled from every ``pooled`` tokens. Where an indexer picks
     keys (the pooled ones, if there are any), a token looks at ``selected`` of them at most. The pooled keys' op, and
     the indexer, are the last inputs.
+    A core that reads one fused projection has one input. ``split`` is how its module is split by heads where that was
+    looked at; ``unsplit`` says why it cannot be.
     """
 
     kind: Literal["attention"] = "attention"
@@ -90,6 +99,8 @@ class Attention(Op):
     v_dim: int
     window: int | None = None
     shared_kv: bool = False
+    split: HeadSplit | None = None
+    unsplit: str = ""
     pooled: int | None = None
     selected: int | None = None
 
@@ -139,7 +150,8 @@ class ExpertsLinear(Op):
 
     ``stage`` is ``"up"`` (reads the tokens; its inputs are the token tensor and the router) or ``"down"`` (reads the
     activation; its output is the weighted sum over a token's experts). ``packed`` = 2 when gate and up share the
-    tensor: side by side, or alternating if ``interleaved``.
+    tensor: side by side, or alternating if ``interleaved``. ``blocks`` are the (out, in) elements that share a scale in
+    a quantised checkpoint: a shard holds whole blocks.
     """
 
     kind: Literal["experts"] = "experts"
@@ -151,6 +163,7 @@ class ExpertsLinear(Op):
     packed: int = 1
     interleaved: bool = False
     transposed: bool = False
+    blocks: tuple[int, int] = (1, 1)
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """``2 t k i o``."""

@@ -7,7 +7,7 @@ share is paid once, and a sharded output always pays for what its reader needs -
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.errors import UnsupportedModelError
 from autoshard.ir import (
@@ -71,7 +71,9 @@ def tensor_moves(
         packed = 1 if getattr(producer, "interleaved", False) else getattr(producer, "packed", 1)
 
     def bridge(src: Layout, dst: Layout) -> tuple[Step, ...]:
-        return redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed)  # type: ignore[arg-type]
+        steps = redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed)  # type: ignore[arg-type]
+        parts = getattr(producer, "parts", ())
+        return tuple(replace(step, parts=parts) for step in steps) if parts else steps
 
     needs = [_token_need(op, need, position, pattern) for op, position, need in readers]
     if is_moved_by_readers(producer):

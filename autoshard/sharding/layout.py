@@ -37,7 +37,7 @@ class Step:
     all_gather, the total input of a reduce_scatter. It has ``rows`` rows of ``width`` activation elements plus
     ``statistics`` elements (float32, or float64 when activations are) and ``indices`` int32 elements, divided by the
     sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced; ``packed`` parts of the feature dim are
-    handled side by side (gate|up).
+    handled side by side (gate|up), or the unequal ``parts`` of these widths (q|k|v with fewer kv heads).
     """
 
     kind: StepKind
@@ -49,6 +49,7 @@ class Step:
     statistics: int = 0
     indices: int = 0
     packed: int = 1
+    parts: tuple[int, ...] = ()
 
     def row_bytes(self, activation_bytes: float) -> float:
         """Bytes of one row of the undivided payload."""

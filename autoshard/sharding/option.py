@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from autoshard.ir import Param
 from autoshard.sharding.layout import Axis, Layout, Step
 
 Choice = int | None
@@ -15,6 +16,17 @@ class ParamSharding:
     axis: Axis
     dim: int
     packed: int = 1
+
+
+def by_heads(param: Param, axis: Axis) -> tuple[ParamSharding, ...]:
+    """The sharding of a parameter of a module that is split by heads over ``axis``.
+
+    Equal parts are one (strided) shard. Unequal ones have no placement in DTensor: the parameter stays whole, and a
+    rank picks its rows when it uses them.
+    """
+    if len(set(param.parts)) != 1:
+        return ()
+    return (ParamSharding(axis=axis, dim=param.split_dim, packed=len(param.parts)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

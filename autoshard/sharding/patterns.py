@@ -16,6 +16,7 @@ from autoshard.ir import (
     FusedOp,
     LatentAttention,
     Linear,
+    Mixer,
     Norm,
     OpGraph,
     Router,
@@ -48,7 +49,7 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "embed"
         case Norm():
             return "norm"
-        case Attention() | LatentAttention():
+        case Attention() | LatentAttention() | Mixer():
             return "core"
         case Router():
             return "router"
@@ -62,7 +63,8 @@ def role_of(block: Block, op: FusedOp) -> Role:
             readers = [reader for reader, _ in consumers(block, op.name)]
             if any(isinstance(r, Norm) and _is_expanded(block, r) for r in readers):
                 return "latent"
-            return "out" if any(reader.kind == "add" for reader in readers) else "in"
+            after_mixer = any(isinstance(o, Mixer) and o.name in op.inputs for o in block.ops)
+            return "out" if after_mixer or any(reader.kind == "add" for reader in readers) else "in"
 
 
 def _is_expanded(block: Block, norm: Norm) -> bool:

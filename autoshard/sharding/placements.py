@@ -1,8 +1,9 @@
 """Where every parameter goes: a placement per dim of its submesh, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from autoshard.errors import InvalidInputError
 from autoshard.ir import ExpertsLinear, OpGraph, Param
 from autoshard.sharding.degrees import StageMesh
 from autoshard.sharding.legality import chosen_options, mesh_of
@@ -91,3 +92,21 @@ def place_all(graph: OpGraph, strategy: Strategy) -> tuple[ParamPlacement, ...]:
         option = chosen[block.name].get(op.name)
         found.append(place(param, index, option, mesh, experts=isinstance(op, ExpertsLinear)))
     return tuple(found)
+
+
+def scale_placement(weight: ParamPlacement, blocks: tuple[int, ...], *, suffix: str = "_scale_inv") -> ParamPlacement:
+    """Where the scales of a weight quantised by ``blocks`` (elements per scale and dim) go: with their blocks.
+
+    They have the weight's dims, a scale for every (begun) block, and its placements: a legal shard holds whole blocks.
+
+    Raises:
+        InvalidInputError: when a shard of the weight ends inside a block.
+    """
+    shape = tuple(-(-n // block) for n, block in zip(weight.shape, blocks, strict=True))
+    for axis, p in zip(weight.mesh_dims, weight.placements, strict=True):
+        if p.kind == "shard" and blocks[p.dim] > 1 and weight.shape[p.dim] // p.packed % blocks[p.dim]:
+            raise InvalidInputError(
+                f"{weight.fqn}: dim {p.dim} of {weight.shape[p.dim]} in {p.packed} parts is sharded over {axis}, "
+                f"but is not made of whole blocks of {blocks[p.dim]}"
+            )
+    return replace(weight, fqn=weight.fqn + suffix, shape=shape, dtype="float32")

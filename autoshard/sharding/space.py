@@ -25,7 +25,7 @@ from autoshard.ir import (
     Router,
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
-from autoshard.sharding.option import Option
+from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.rules import attention, embedding, experts, latent, linear, mixer, norm, pointwise, router
 
 
@@ -107,8 +107,9 @@ def option_axis(option: Option) -> Axis | None:
 
 def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
-    fixed = (Add, Opaque, Mixer, Combine, Indexer)
-    return [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    fixed = (Add, Opaque, Combine, Indexer)
+    own = [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    return [op for op in own if not isinstance(op, Mixer) or not (op.split is None or op.unsplit)]
 
 
 def _has_own_projections(block: Block, op: Attention) -> bool:
@@ -118,6 +119,27 @@ def _has_own_projections(block: Block, op: Attention) -> bool:
     made = {o.name: o for o in block.ops}
     own = [made[name] for name in op.inputs if name in made and not isinstance(made[name], Indexer)]
     return len({o.name for o in own}) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
+
+
+def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
+    """Choices that an op of its kind could have and this one has not at any degrees, each with the reason."""
+    offered = {option.choice for option in options(block, op)}
+    match op:
+        case Attention() | Mixer():
+            why = op.unsplit or "its q, k and v do not come from projections in a module that was looked at"
+            found: tuple[tuple[Choice, str], ...] = ((0, why),)
+        case ExpertsLinear():
+            why = "its experts are not one tensor, or its module takes them one by one"
+            found = ((0, why), (1, why))
+        case Linear() if op.in_dim.name == "kv_rank":
+            found = ((1, "its module reshapes the latent at its whole width"),)
+        case Norm():
+            found = ((0, "its input is needed whole anyway"),)
+        case Opaque():
+            found = ((0, op.reason or "it was not recognised"),)
+        case _:
+            found = ()
+    return tuple((choice, why) for choice, why in found if choice not in offered)
 
 
 def sharded_residual_reason(graph: OpGraph) -> str | None:

@@ -93,7 +93,7 @@ class WorkModel:
             case Indexer():
                 return self._indexer(op)
             case Mixer():
-                return self._mixer(op)
+                return self._mixer(op, outer)
             case Combine():
                 moved = (len(op.inputs) + 1) * op.width.size / outer
                 return memory_op_s(self.device, tokens * moved * ACTIVATION_BYTES)
@@ -172,12 +172,15 @@ class WorkModel:
             return self.kernels.decode_s(sequences, context, heads, one, op.head_dim, 0)
         return self.kernels.prefill_s(sequences, self.lengths.tokens, context, heads, one, op.head_dim, 0)
 
-    def _mixer(self, op: Mixer) -> FloatArray:
-        """The larger of its arithmetic and its traffic: state in and out once a pass, activations in and out."""
+    def _mixer(self, op: Mixer, outer: FloatArray) -> FloatArray:
+        """The larger of its arithmetic and its traffic: state in and out once a pass, activations in and out.
+
+        All of it is per head, so that ``outer`` ranks each have their share.
+        """
         tokens = self.amounts.tokens
-        arithmetic = op.flops(1.0) * tokens / self.device.peak_flops_per_s("bfloat16")
+        arithmetic = op.flops(1.0) * tokens / outer / self.device.peak_flops_per_s("bfloat16")
         moved = 2.0 * self.amounts.sequences * op.state_bytes + 4.0 * tokens * op.width.size * ACTIVATION_BYTES
-        return np.maximum(arithmetic, memory_op_s(self.device, moved))
+        return np.maximum(arithmetic, memory_op_s(self.device, moved / outer))
 
     def weight_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Bytes of an op's parameters on one rank; an alias has none, unless its owner is on another pipeline stage.
@@ -203,11 +206,11 @@ class WorkModel:
     def kv_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Bytes of the KV cache or state of one instance on one rank, over all microbatches in flight.
 
-        A latent cache, an indexer's keys and a mixer's state are whole on every rank.
+        A latent cache and an indexer's keys are whole on every rank; a mixer that runs by heads has their state only.
         """
         in_flight = (self.points.sequences * self.points.microbatches).astype(np.float64)
         if isinstance(op, Mixer):
-            return in_flight * op.state_bytes
+            return in_flight * op.state_bytes / self._share(None if option is None else option.split_out)
         if isinstance(op, Opaque):
             return in_flight * (op.state_bytes + op.cache_bytes_per_token * self.lengths.cached)
         if isinstance(op, LatentAttention | Indexer):
@@ -223,5 +226,5 @@ class WorkModel:
             cached = min(cached, op.window)
         per_token = op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         pooled = op.pooled_elements_per_token * dtype_bytes(self.workload.kv_dtype)
-        held = float(cached) * per_token + float(self.workload.cached_tokens_per_sequence) * pooled
+        held = float(cached) * per_token + float(self.lengths.cached) * pooled
         return in_flight * held / self._share("tp_kv" if split else None)

@@ -14,7 +14,7 @@ from autoshard.ir import (
     Router,
 )
 from autoshard.tracing.axes import base_name, shape_of
-from autoshard.tracing.build_base import text
+from autoshard.tracing.build_base import common_module, text
 from autoshard.tracing.build_mixers import MixerBuilder
 from autoshard.tracing.dataflow import Found
 from autoshard.tracing.roles import Ffn
@@ -76,7 +76,7 @@ class OpBuilder(MixerBuilder):
         rows = "(t k)" if ffn.routed else "t"
         return Activation(
             name=ffn.activation_name,
-            fqn=_common_module(*(self._fqn(op) for op in (*ffn.ups, ffn.down))),
+            fqn=common_module(*(self._fqn(op) for op in (*ffn.ups, ffn.down))),
             inputs=tuple(self.names[up] for up in ffn.ups),
             signature=f"{rows} {entering} -> {rows} {width.name}",
             width=width,
@@ -216,14 +216,3 @@ class OpBuilder(MixerBuilder):
             flops_per_token=sum(self._flops(n) for n in op.nodes) / self.context.tokens,
             reason=op.reason,
         )
-
-
-def _common_module(*names: str) -> str:
-    """The innermost module that holds all of ``names``."""
-    split = [name.split(".") for name in names]
-    common = []
-    for parts in zip(*split, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)

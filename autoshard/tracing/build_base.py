@@ -165,3 +165,14 @@ def _matrix_used(flow: Dataflow, op: Found) -> fx.Node:
     while base_name(node) in LAYOUT and base_name(node) not in ("view", "reshape"):
         node = node.all_input_nodes[0]
     return node
+
+
+def common_module(*names: str) -> str:
+    """The innermost module that holds all of ``names``."""
+    split = [name.split(".") for name in names]
+    common = []
+    for parts in zip(*split, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)

@@ -2,7 +2,7 @@
 
 from autoshard.ir import Attention, Combine, Dim, Indexer, LatentAttention, Mixer
 from autoshard.tracing.axes import argument, base_name, shape_of
-from autoshard.tracing.build_base import BlockBuilder
+from autoshard.tracing.build_base import BlockBuilder, common_module
 from autoshard.tracing.dataflow import Found
 from autoshard.tracing.export import TRACE_BATCH
 from autoshard.tracing.masks import attention_window
@@ -106,7 +106,11 @@ class MixerBuilder(BlockBuilder):
         width = self._features(op.tensors[0])
         return Mixer(
             name=self.names[op],
-            fqn=self.context.owners[op.node.name],
+            fqn=common_module(
+                self._module(op),
+                *(p.fqn.rpartition(".")[0] for p in params),
+                *(self._fqn(s) for s in self._read(op) if s.shape == "contraction"),
+            ),
             inputs=self._inputs(op),
             params=params,
             signature=f"{', '.join('t features' for _ in self._inputs(op))} -> t features",

@@ -148,7 +148,8 @@ class ConfigSource(ModelSource):
         depth = depth_with_all_kinds(self.build())
         effective = {**self.hf_config().to_dict(), **self.config}
         fields = reduced_fields(effective, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
-        return replace(self, name=f"{self.name}-reduced", config={**self.config, **fields}, whole=None)
+        sizes = {k: v for k, v in self.config.items() if k != "quantization_config"}  # its blocks do not shrink
+        return replace(self, name=f"{self.name}-reduced", config={**sizes, **fields}, whole=None)
 
     def to_dict(self) -> dict[str, Any]:
         """See :meth:`ModelSource.to_dict`."""

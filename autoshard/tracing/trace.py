@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 from torch import fx, nn
 
 from autoshard.ir import Block, ExpertsLinear, OpGraph
@@ -11,9 +13,11 @@ from autoshard.tracing.axes import AxisAnalysis, base_name, shape_of
 from autoshard.tracing.blocks import BuiltBlock, build_block
 from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import dependents, is_tensor
-from autoshard.tracing.export import ExportedModel, export_graph
+from autoshard.tracing.export import ExportedModel, export_graph, meta_copy
+from autoshard.tracing.head_ops import split_by_heads
 from autoshard.tracing.parameters import ParameterLedger
-from autoshard.tracing.source import ModelSource
+from autoshard.tracing.quantised import quantised_blocks, with_blocks
+from autoshard.tracing.source import ConfigSource, ModelSource
 from autoshard.tracing.state import StateProbe
 
 
@@ -46,7 +50,8 @@ def trace_source(source: ModelSource) -> OpGraph:
         InvalidInputError: if the source does not give a model.
         UnsupportedModelError: if the model cannot be traced.
     """
-    return trace(source.build(), name=source.name)
+    graph = trace(source.build(), name=source.name)
+    return with_blocks(graph, quantised_blocks(source.config)) if isinstance(source, ConfigSource) else graph
 
 
 def trace_model(model: nn.Module, *, name: str) -> TracedModel:
@@ -104,8 +109,9 @@ class _Tracer:
         ]
         epilogue = build_block(self.context, [n for n in outside if n in after], free, last=True)
 
+        bare = cache(lambda: _on_meta(self.model))
         blocks = tuple(
-            Block(name=title, ops=built.ops, instances=kind)
+            Block(name=title, ops=split_by_heads(bare, built.ops), instances=kind)
             for title, built, kind in zip(_block_names(layers), layers, kinds, strict=True)
         )
         index = {layer: i for i, kind in enumerate(kinds) for layer in kind}
@@ -126,6 +132,12 @@ class _Tracer:
             for node, op in built.placed.items()
         }
         return TracedModel(graph=graph, exported=self.exported, placed=placed)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """The model on meta tensors, in bfloat16: grouped GEMMs take nothing else there."""
+    fits = all(p.device.type == "meta" and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    return model if fits else meta_copy(model).to(torch.bfloat16)
 
 
 def _is_in(fqn: str, module: str) -> bool:

@@ -1,8 +1,24 @@
 """Choices of latent attention, mixers, gates and experts written one by one."""
 
-from autoshard.ir import Combine, Dim, ExpertsLinear, LatentAttention, Linear, Mixer, Norm, Param
-from autoshard.sharding.layout import TP, Layout
-from autoshard.sharding.rules import experts, latent, linear, mixer, norm
+import pytest
+
+from autoshard.errors import InvalidInputError
+from autoshard.ir import (
+    Attention,
+    Combine,
+    Dim,
+    ExpertsLinear,
+    HeadSplit,
+    LatentAttention,
+    Linear,
+    Mixer,
+    Norm,
+    Param,
+)
+from autoshard.sharding.layout import ETP, TP, Layout
+from autoshard.sharding.option import ParamSharding
+from autoshard.sharding.placements import ParamPlacement, Placement, scale_placement
+from autoshard.sharding.rules import attention, experts, latent, linear, mixer, norm
 
 R, S = Layout.REPLICATED, Layout.SHARDED
 
@@ -65,3 +81,120 @@ def test_experts_of_their_own_modules_run_whole():
     )
     (whole,) = experts.options(op, TP)
     assert whole.choice is None and whole.params == ((),) * 8
+
+
+def _param(name, shape, parts=()):
+    return Param(fqn=name, shape=shape, dtype="bfloat16", parts=parts)
+
+
+def test_a_mixer_by_heads_has_its_rows_of_equal_parts_and_all_of_unequal_ones():
+    op = Mixer(
+        name="mixer",
+        fqn="m",
+        inputs=("in", "dt"),
+        params=(_param("A_log", (8,), (8,)), _param("conv", (64, 1, 4), (32, 32)), _param("c", (80,), (48, 16, 16))),
+        variety="recurrent",
+        width=Dim(name="features", size=64),
+        split=HeadSplit(size=4),
+        whole=("dt",),
+    )
+    by_heads, whole = mixer.options(op, TP)
+    assert by_heads.needs == (S, R) and by_heads.yields is S and by_heads.divides == ((4, "tp", "heads"),)
+    assert by_heads.params == (
+        (ParamSharding(axis="tp", dim=0),),
+        (ParamSharding(axis="tp", dim=0, packed=2),),  # a strided shard: half of x, half of the gate
+        (),  # no placement says "a quarter of 48, of 16 and of 16"
+    )
+    assert whole.choice is None and whole.needs == (R, R)
+
+
+def test_what_lies_in_the_module_of_a_mixer_follows_it():
+    width = Dim(name="features", size=64)
+    of_head = Norm(name="n", fqn="n", inputs=("mixer",), follows="mixer", width=width, group=64, within_heads=True)
+    assert [(o.choice, o.internal) for o in norm.options(of_head, TP)] == [(0, ()), (None, ())]
+    step = Linear(
+        name="dt",
+        fqn="dt",
+        inputs=("x",),
+        follows="mixer",
+        in_dim=Dim(name="features", size=8),
+        out_dim=width,
+        params=(_param("dt.weight", (64, 8), (64,)), _param("dt.bias", (64,), (64,))),
+    )
+    split, whole = linear.options(step, TP)
+    assert (split.needs, split.yields, split.params[1]) == ((R,), S, (ParamSharding(axis="tp", dim=0),))
+    assert whole.choice is None
+
+
+def test_rows_of_unequal_parts_stay_whole_and_every_part_must_divide():
+    fused = Linear(
+        name="qkv",
+        fqn="qkv",
+        inputs=("x",),
+        in_dim=Dim(name="hidden", size=64),
+        out_dim=Dim(name="qkv", size=96),
+        parts=(64, 16, 16),
+        params=(_param("w", (96, 64)), _param("b", (96,))),
+    )
+    rows, columns, _ = linear.options(fused, TP)
+    assert rows.params == ((), ()) and [size for size, _, _ in rows.divides] == [64, 16, 16]
+    assert columns.params == ((ParamSharding(axis="tp", dim=1),), ())
+
+
+def _core(**more):
+    heads, kv = Dim(name="heads", size=8), Dim(name="kv_heads", size=2)
+    return Attention(name="a", fqn="a", inputs=("qkv",), heads=heads, kv_heads=kv, qk_dim=8, v_dim=8, **more)
+
+
+def test_a_core_with_one_projection_is_split_as_far_as_its_module_goes():
+    assert [o.choice for o in attention.options(_core(), TP, separate=False)] == [None]
+    by_heads, _ = attention.options(_core(split=HeadSplit(size=2)), TP, separate=False)
+    assert by_heads.needs == (S,) and (2, "tp", "kv_heads") in by_heads.divides
+    told = _core(split=HeadSplit(size=1, readers=("qkv",)), unsplit="every output needs all of its inputs")
+    assert [o.choice for o in attention.options(told, TP, separate=False)] == [None]
+
+
+def _experts(stage, out, inner, **more):
+    shape = (4, out, inner)
+    return ExpertsLinear(
+        name="e",
+        fqn="e",
+        inputs=("x", "router") if stage == "up" else ("act",),
+        params=(Param(fqn="e.w", shape=shape, dtype="bfloat16"),),
+        stage=stage,
+        experts=Dim(name="experts", size=4),
+        in_dim=Dim(name="in", size=inner),
+        out_dim=Dim(name="out", size=out),
+        top_k=2,
+        **more,
+    )
+
+
+def test_quantised_experts_are_cut_between_blocks():
+    # gate|up of 2 x 768 rows in blocks of 128: 6 blocks each; 768 / 4 = 192 is one block and a half, 768 / 3 = 2 blocks
+    rows, columns, _ = experts.options(_experts("up", 2 * 768, 2048, packed=2, blocks=(128, 128)), ETP)
+    assert rows.divides[1] == (6, "etp", "blocks of 128 of out")
+    assert columns.divides[1] == (16, "etp", "blocks of 128 of in")
+    # mxfp4 of gpt-oss: 2880 = 90 runs of 32 along the contracted dim, rows are free
+    rows, columns, _ = experts.options(_experts("down", 2880, 2880, blocks=(1, 32)), ETP)
+    assert rows.divides[1] == (2880, "etp", "out") and columns.divides[1] == (90, "etp", "blocks of 32 of in")
+    # 576 is four blocks and a half: the last one straddles, nothing is cut
+    rows, _, _ = experts.options(_experts("down", 576, 2048, blocks=(128, 128)), ETP)
+    assert rows.divides[1][0] == 1
+
+
+def test_scales_go_where_their_blocks_go():
+    weight = ParamPlacement(
+        fqn="e.w",
+        shape=(4, 1536, 2048),
+        dtype="float8_e4m3fn",
+        mesh_dims=("ep", "etp"),
+        placements=(Placement(kind="shard", dim=0), Placement(kind="shard", dim=1, packed=2)),
+    )
+    scale = scale_placement(weight, (1, 128, 128))
+    assert scale.fqn == "e.w_scale_inv" and scale.shape == (4, 12, 16) and scale.placements == weight.placements
+    odd = ParamPlacement(
+        fqn="w", shape=(4, 576, 64), dtype="fp8", mesh_dims=("etp",), placements=(Placement(kind="shard", dim=1),)
+    )
+    with pytest.raises(InvalidInputError, match="not made of whole blocks of 128"):
+        scale_placement(odd, (1, 128, 128))

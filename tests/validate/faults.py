@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import autoshard.emit.application as apply_module
+import autoshard.emit.heads as heads_module
 import autoshard.emit.linear as linear_module
 import autoshard.emit.steps as steps_module
 from autoshard.sharding import ResolvedOp
@@ -127,6 +128,42 @@ def other_kv_heads() -> Any:
         return replace(p, placements=(dp, rep, kv))
 
     return _change_placements(change)
+
+
+def divided_groups() -> Any:
+    """kv heads fewer than tp: all of them on every rank, and the number of groups merely divided by tp."""
+
+    def whole(p: Any) -> Any:
+        kept = p.fqn.endswith(("k_proj.weight", "v_proj.weight"))
+        return replace(p, placements=tuple(replace(x, kind="replicate") for x in p.placements)) if kept else p
+
+    def make(emit_attention: Any) -> Any:
+        def run(module: Any, item: ResolvedOp, axes: Any) -> None:
+            groups = module.num_key_value_groups // axes["tp"].size
+            emit_attention(module, item, axes)
+            module.num_key_value_groups = groups
+
+        return run
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _change_placements(whole), _patched(apply_module, "emit_attention", make):
+            yield
+
+    return both()
+
+
+def plain_convolution() -> Any:
+    """The channels of a convolution over q|k|v of unequal widths split as if they were one run of heads."""
+
+    def make(_: Any) -> Any:
+        def run(x: torch.Tensor, dim: int, parts: Any, rank: int, size: int) -> torch.Tensor:  # noqa: ARG001
+            width = x.shape[dim] // size
+            return x.narrow(dim, rank * width, width)
+
+        return run
+
+    return _patched(heads_module, "own_rows", make)
 
 
 def hang() -> Any:

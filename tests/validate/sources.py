@@ -34,6 +34,22 @@ SOURCES: dict[str, ModelSource] = {
         _config("llama-biases", "LlamaForCausalLM", attention_bias=True, mlp_bias=True),
         _config("mixtral-2-kv-heads", "MixtralForCausalLM", **{**_MIXTRAL, "num_key_value_heads": 2}),
         _config("olmoe-2-kv-heads", "OlmoeForCausalLM", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
+        FactorySource(name="fused-gpt", target="tests.validate.fused_gpt:build"),
+        ConfigSource(
+            name="qwen3-next",
+            class_name="Qwen3NextForCausalLM",
+            config={
+                **_SIZES,
+                **_QWEN3,
+                "shared_expert_intermediate_size": 48,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": 4,
+                "linear_num_value_heads": 8,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 12,
+                "linear_conv_kernel_dim": 4,
+            },
+        ),
         FactorySource(
             name="gpt-moe",
             target="autoshard_models.gpt_moe:build",

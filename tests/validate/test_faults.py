@@ -24,7 +24,11 @@ FAULTS = {
     "extra_collective": ("mixtral", TP, {"collectives"}),
     "bias_while_partial": ("llama-biases", TP, {"logits"}),
     "other_kv_heads": ("mixtral-2-kv-heads", TP, {"logits"}),
+    "divided_groups": ("mixtral-2-kv-heads", TP, {"logits"}),
+    "plain_shard_of_qkv": ("fused-gpt", TP, {"logits"}),
+    "plain_convolution": ("qwen3-next", TP, {"logits"}),
 }
+MODELS = tuple(dict.fromkeys(model for model, _, _ in FAULTS.values()))
 LOUD = {"swap_placement"}
 """Faults that end in an exception; all others run to the end and are silently wrong."""
 
@@ -32,19 +36,19 @@ LOUD = {"swap_placement"}
 @pytest.fixture(scope="module")
 def reports() -> dict[str, ValidationReport]:
     jobs = []
-    for model in ("mixtral", "llama-biases", "mixtral-2-kv-heads"):
+    for model in MODELS:
         graph = graph_of(model)
         cases = [Case(name=f"sound {model}", strategy=pattern_strategy(graph, TP, "megatron"))]
         for fault, (of, degrees, _) in FAULTS.items():
             if of == model:
                 strategy = pattern_strategy(graph, degrees, "megatron")
-                cases.append(Case(name=fault, strategy=strategy, hook=f"faults:{fault}"))
+                cases.append(Case(name=fault, strategy=strategy, hook=f"faults:{fault.removesuffix('_of_qkv')}"))
         jobs.append(ModelJob(source=SOURCES[model].to_dict(), graph=graph, cases=tuple(cases)))
     found = validate(jobs, nproc=4, dtypes=("float32",), timeout_s=120, python_path=[Path(__file__).parent])
     return {r.name: r for r in found}
 
 
-@pytest.mark.parametrize("model", ["mixtral", "llama-biases", "mixtral-2-kv-heads"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_same_strategy_passes_when_nothing_is_broken(reports: dict[str, ValidationReport], model: str) -> None:
     assert reports[f"sound {model}"].passed, reports[f"sound {model}"].difference
 

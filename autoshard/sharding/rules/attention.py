@@ -1,8 +1,8 @@
 """Attention core: 0 gives every rank its heads (and, as far as they go round, its kv heads); none all heads.
 
 Parameters of a core are vectors over the heads (sinks). A core whose queries, keys and values are cut from one
-projection, or come from something else than projections, runs replicated: such modules cut at the width of the whole
-model, which a shard does not have.
+projection has that projection delivered by heads, if its module was found to work on a share of them: as many shares
+as there are kv heads at most, since such a module cannot be given a kv head twice.
 """
 
 from autoshard.ir import Attention
@@ -18,15 +18,16 @@ def options(op: Attention, axes: TensorAxes, *, separate: bool = True) -> tuple[
     axis = axes.shard
     n = len(op.inputs)
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
-    if not separate:
+    if op.unsplit or (not separate and op.split is None):
         return (whole,)
+    kv = (op.kv_heads.size, "tp_kv", "kv_heads") if op.split is None else (op.split.size, axis, "kv_heads")
     return (
         Option(
             choice=0,
-            needs=(S, S, S, *(R,) * (n - 3)),
+            needs=(*(S,) * min(n, 3), *(R,) * (n - 3)),
             yields=S,
             params=tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params),
-            divides=((op.heads.size, axis, "heads"), (op.kv_heads.size, "tp_kv", "kv_heads")),
+            divides=((op.heads.size, axis, "heads"), kv),  # type: ignore[arg-type]
             split_out=axis,
         ),
         whole,

@@ -3,6 +3,8 @@
 The yield is over etp only. What the down matrix yields is besides always a partial sum over ep, because a rank only
 adds its own experts' share; `autoshard.sharding.moe` brings both together.
 
+Weights quantised by blocks are split between blocks only, so that a scale never serves two ranks.
+
 Experts that are not stacked in one tensor (modules of their own, rows of a flat matrix), or that a loop takes one by
 one, run whole: such code looks for every expert on every rank.
 """
@@ -38,6 +40,13 @@ def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
                 found.append((expert, ParamSharding(axis=axis, dim=in_dim)))
         return tuple(found)
 
+    def whole_blocks(width: int, block: int, name: str) -> tuple[int, str, str]:
+        if block == 1:
+            return width, axis, name
+        count = width // block if width % block == 0 else 1  # a block that straddles the end is not split from others
+        return count, axis, f"blocks of {block} of {name}"
+
+    out_block, in_block = op.blocks
     second = (R,) * (len(op.inputs) - 1)  # the router's scores
     whole = (op.experts.size, "ep", "experts")
     return (
@@ -46,7 +55,7 @@ def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
             needs=(R, *second),
             yields=S,
             params=placed(0),
-            divides=(whole, (op.out_dim.size // op.packed, axis, op.out_dim.name)),  # type: ignore[arg-type]
+            divides=(whole, whole_blocks(op.out_dim.size // op.packed, out_block, op.out_dim.name)),  # type: ignore[arg-type]
             split_out=axis,
         ),
         Option(
@@ -54,7 +63,7 @@ def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
             needs=(S, *second),
             yields=P,
             params=placed(1),
-            divides=(whole, (op.in_dim.size, axis, op.in_dim.name)),  # type: ignore[arg-type]
+            divides=(whole, whole_blocks(op.in_dim.size, in_block, op.in_dim.name)),  # type: ignore[arg-type]
             split_in=axis,
         ),
         Option(

@@ -3,18 +3,28 @@
 0 splits the rows of the weight: the full input is needed, the output comes out sharded. 1 splits its columns: a
 sharded input is enough, the output is a partial sum (a bias is added after the sum). none: everything on every rank.
 
+Rows of unequal parts side by side (q|k|v with fewer kv heads, gate|x|B|C|dt) have no single placement in DTensor: 0
+keeps the weight whole and computes a rank's rows of every part; 1 shares the weight out as ever.
+
+A linear whose parameters another module uses (the step sizes of a Mamba) is split by heads with the op it follows.
+
 The matrix that expands the latent of an MLA is not split by its columns: modules reshape the latent, between its norm
 and this matrix, at its whole width.
 """
 
 from autoshard.ir import Linear
 from autoshard.sharding.layout import P, R, S, TensorAxes
-from autoshard.sharding.option import Option, ParamSharding
+from autoshard.sharding.option import Option, ParamSharding, by_heads
 
 
 def options(op: Linear, axes: TensorAxes) -> tuple[Option, ...]:
     """Choices of a linear whose output lives on ``axes``."""
     out, inner = axes.shard, axes.full
+    whole = Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params))
+    if op.follows is not None:
+        params = tuple(by_heads(p, out) for p in op.params)
+        divides = ((op.out_dim.size, out, op.out_dim.name),)
+        return (Option(choice=0, needs=(R,), yields=S, params=params, divides=divides, split_out=out), whole)
     rows = tuple((ParamSharding(axis=out, dim=0, packed=op.packed),) for _ in op.params)
     columns = tuple((ParamSharding(axis=inner, dim=1),) if p.role == "weight" else () for p in op.params)
     rowwise = Option(
@@ -30,10 +40,10 @@ def options(op: Linear, axes: TensorAxes) -> tuple[Option, ...]:
             choice=0,
             needs=(R,),
             yields=S,
-            params=rows,
-            divides=((op.out_dim.size // op.packed, out, op.out_dim.name),),
+            params=tuple(() for _ in op.params) if op.parts else rows,
+            divides=tuple((width, out, op.out_dim.name) for width in op.parts or (op.out_dim.size // op.packed,)),
             split_out=out,
         ),
         *(() if op.in_dim.name == "kv_rank" else (rowwise,)),
-        Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params)),
+        whole,
     )

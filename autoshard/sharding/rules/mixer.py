@@ -1,27 +1,30 @@
-"""Recurrent mixers, indexers and combinations: replicated, save for the gate of an attention core, which follows it.
+"""Recurrent mixers, indexers and combinations.
 
-A mixer could be split by its heads. Its convolution runs over channels of q, k and v side by side in unequal parts, for
-which a parameter has no single placement, so that today's ranks run it whole. An indexer chooses for all heads alike.
+A mixer runs by heads (0) where its module was found to do the same on a share of them; what it reads arrives by heads,
+save for what every head needs (the B, C and dt of a Mamba). Other ops of the module follow its first mixer, as the gate
+of an attention core follows the core. An indexer chooses for all heads alike and runs whole.
 """
 
 from autoshard.ir import Combine, Indexer, Mixer
 from autoshard.sharding.layout import R, S, TensorAxes
-from autoshard.sharding.option import Option
+from autoshard.sharding.option import Option, by_heads
 
 
 def options(op: Mixer | Combine | Indexer, axes: TensorAxes) -> tuple[Option, ...]:
     """Choices of a mixer, an indexer or a combination of tensors on ``axes``."""
     n = len(op.inputs)
-    whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
-    if not isinstance(op, Combine) or op.follows is None:
-        return (whole,)
     axis = axes.shard
+    whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
+    split_by = op.split if isinstance(op, Mixer) else None
+    if isinstance(op, Indexer) or (op.follows is None and (split_by is None or split_by.size == 1)):
+        return (whole,)
+    heads = op.width.size if split_by is None else split_by.size
     split = Option(
         choice=0,
-        needs=(S,) * n,
+        needs=tuple(R if name in op.whole else S for name in op.inputs),
         yields=S,
-        params=tuple(() for _ in op.params),
-        divides=((op.width.size, axis, op.width.name),),
+        params=tuple(by_heads(p, axis) for p in op.params),
+        divides=((heads, axis, op.width.name if split_by is None else "heads"),),
         split_out=axis,
     )
     return (split, whole)

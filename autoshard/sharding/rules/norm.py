@@ -1,13 +1,14 @@
 """A norm: 0 keeps the feature dim sharded, none replicates.
 
 A row that lies on several ranks needs the mean (and the mean of squares for LayerNorm) over them: one small
-all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms have whole rows on a rank.
-Norms inside a mixer or of a low-rank latent run replicated: their input is needed whole anyway.
+all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms, and norms of a mixer that stay
+within its heads, have whole rows on a rank. Norms of a low-rank latent run replicated: their input is needed whole
+anyway.
 """
 
 from autoshard.ir import Norm
 from autoshard.sharding.layout import R, S, Step, TensorAxes
-from autoshard.sharding.option import Option, ParamSharding
+from autoshard.sharding.option import Option, ParamSharding, by_heads
 
 
 def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
@@ -16,6 +17,10 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
     if op.follows is None and op.width.name != "hidden":
         return (whole,)
     axis = axes.shard
+    if op.within_heads:
+        params = tuple(by_heads(p, axis) for p in op.params)
+        divides = ((op.width.size, axis, op.width.name),)
+        return (Option(choice=0, needs=(S,), yields=S, params=params, divides=divides, split_out=axis), whole)
     whole_row = op.group == op.width.size
     statistics = Step(kind="all_reduce", axis=axis, rows="local", width=0, statistics=op.num_statistics)
     return (

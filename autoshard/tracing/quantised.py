@@ -1,0 +1,37 @@
+"""How a published checkpoint is quantised, as far as it decides where a weight may be cut.
+
+The classes that are traced hold unquantised parameters; only the config says that the files hold blocks: fp8 in squares
+of ``weight_block_size`` (DeepSeek-V3, Qwen3 FP8), mxfp4 in runs of 32 along the contracted dim (gpt-oss; OCP
+Microscaling Formats 1.0, section 5.1: a scale per 32 elements).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autoshard.ir import Block, ExpertsLinear, OpGraph
+
+_MX_BLOCK = 32
+
+
+def quantised_blocks(config: Mapping[str, Any]) -> tuple[int, int]:
+    """(out, in) elements of a weight that share a scale, by a model's config; (1, 1) if nothing says so."""
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping):
+        return 1, 1
+    size = given.get("weight_block_size")
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size):
+        return int(size[0]), int(size[1])
+    return (1, _MX_BLOCK) if given.get("quant_method") == "mxfp4" else (1, 1)
+
+
+def with_blocks(graph: OpGraph, blocks: tuple[int, int]) -> OpGraph:
+    """The graph with routed experts quantised by ``blocks``."""
+    if blocks == (1, 1):
+        return graph
+
+    def told(block: Block) -> Block:
+        ops = tuple(replace(op, blocks=blocks) if isinstance(op, ExpertsLinear) else op for op in block.ops)
+        return replace(block, ops=ops)
+
+    return replace(graph, blocks=tuple(map(told, graph.blocks)))
