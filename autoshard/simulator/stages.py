@@ -1,26 +1,13 @@
-"""Pipeline stages: how layers are dealt out, and which stages can be the slowest or the fullest.
-
-Layers stay in model order. With L layers over pp stages every stage has floor(L / pp) or one more; the longer stages
-are the last but one and those before it, so that the first and last, which also embed and make logits, are short
-(61 layers over 4 stages: 15, 15, 16, 15 -- as vLLM deals them).
-"""
+"""Which pipeline stages can be the slowest or the fullest. How layers are dealt out: `autoshard.sharding.stages`."""
 
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.sharding.degrees import partition
+
 FloatArray = NDArray[np.float64]
-
-
-def partition(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers per stage. ``pp`` is at most ``num_layers``."""
-    short, extra = divmod(num_layers, pp)
-    counts = [short] * pp
-    order = [*range(pp - 2, -1, -1), pp - 1]
-    for stage in order[:extra]:
-        counts[stage] += 1
-    return tuple(counts)
 
 
 @lru_cache(maxsize=512)
