@@ -45,17 +45,18 @@ class ForeignLayer(nn.Module):
             if not name.startswith("_") and isinstance(value, _PLAIN):
                 setattr(self, name, value)
         self.training = False
-        self.width = width
-        self.where = where
-        indices = {m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)}
-        self.cache_layer = indices.pop() if len(indices) == 1 else None
+        self._width = width
+        self._where = where
+        named = (getattr(m, "layer_idx", None) for m in layer.modules())
+        indices = {index for index in named if isinstance(index, int)}
+        self._cache_layer: int | None = indices.pop() if len(indices) == 1 else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The residual (..., width) among the arguments, untouched."""
-        hidden = residual_argument(args, kwargs, self.width, self.where)
+        hidden = residual_argument(args, kwargs, self._width, self._where)
         for value in (*args, *kwargs.values()):
-            if is_transformers_cache(value) and self.cache_layer is not None:
-                count_tokens(value, self.cache_layer, hidden)
+            if self._cache_layer is not None and is_transformers_cache(value):
+                count_tokens(value, self._cache_layer, hidden)
         return hidden
 
 
@@ -81,7 +82,7 @@ def is_transformers_cache(value: Any) -> bool:
 
 def count_tokens(cache: Any, layer: int, like: Tensor) -> None:
     """Let layer ``layer`` of a transformers cache count the tokens of ``like`` (b, s, ...): two elements each."""
-    entry = cache.layers[layer] if layer < len(cache.layers) else None
+    entry: Any = cache.layers[layer] if layer < len(cache.layers) else None
     states = getattr(entry, "has_previous_state", None)
     if isinstance(states, dict):
         entry.has_previous_state = dict.fromkeys(states, True)  # a recurrent state keeps no tokens

@@ -41,9 +41,32 @@ def part_of(value: Any, index: int, count: int, batch: int) -> Any:
         return {k: part_of(v, index, count, batch) for k, v in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(part_of(v, index, count, batch) for v in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return caches_of(value, count)[index]
+    return caches_of(value, count)[index] if is_state(value) else value
+
+
+def is_state(value: Any) -> bool:
+    """Whether an argument is a cache: an object of its own that remembers."""
+    return not (value is None or isinstance(value, Tensor | bool | int | float | str | dict | list | tuple))
+
+
+def without_state(part: Any) -> Any:
+    """Positional or keyword arguments of a call with no cache."""
+    if isinstance(part, dict):
+        return {k: None if is_state(v) else v for k, v in part.items()}
+    return tuple(None if is_state(v) else v for v in part)
+
+
+def tensors_in(values: Sequence[Any]) -> list[Tensor]:
+    """All tensors in (nested) arguments, in order."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value)
+        elif isinstance(value, dict):
+            found += tensors_in(list(value.values()))
+    return found
 
 
 def caches_of(cache: Any, count: int) -> list[Any]:

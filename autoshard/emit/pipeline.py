@@ -25,9 +25,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from autoshard.emit.axes import PIPELINE
-from autoshard.emit.foreign import ForeignLayer, ForeignModule, residual_argument
+from autoshard.emit.foreign import ForeignLayer, ForeignModule, is_transformers_cache, residual_argument
 from autoshard.emit.local import replace_forward
-from autoshard.emit.microbatches import advance, batch_shape, logits_of, own_cache, part_of, with_logits
+from autoshard.emit.microbatches import (
+    advance,
+    batch_shape,
+    is_state,
+    logits_of,
+    own_cache,
+    part_of,
+    tensors_in,
+    with_logits,
+    without_state,
+)
 from autoshard.errors import InvalidInputError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Layout, Stage, Strategy, num_microbatches
@@ -48,9 +58,12 @@ class Handover:
         self.taken: Tensor | None = None
         """Set while somebody else moves the residual (`StageModule`): what came in, then what goes out."""
         self.by_hand = False
+        self.probing = False
 
-    def take(self, like: Tensor) -> Tensor:
-        """The residual from the stage before, of the shape of ``like``."""
+    def take(self, like: Tensor, beside: tuple[Any, ...]) -> Tensor:
+        """The residual from the stage before, of the shape of ``like``, for a layer called with ``beside``."""
+        if self.probing:
+            raise _Reached([v for v in beside if v is not like])
         if self.by_hand:
             assert self.taken is not None
             return self.taken
@@ -87,6 +100,14 @@ class Handover:
         return works
 
 
+class _Reached(Exception):
+    """What the first layer of the stage is called with, besides the residual."""
+
+    def __init__(self, beside: list[Any]) -> None:
+        super().__init__()
+        self.tensors = tensors_in(beside)
+
+
 class PipelinedForward:
     """The forward of a model of which this rank has one stage: microbatches in turn, one result.
 
@@ -94,13 +115,12 @@ class PipelinedForward:
         logits_on: ``"last"``: other stages return None for logits; ``"all"``: the last stage broadcasts them.
     """
 
-    def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], handover: Handover, logits_on: LogitsOn
-    ) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], handover: Handover, logits_on: LogitsOn) -> None:
         self.model = model
         self.forward = forward
         self.handover = handover
         self.logits_on: LogitsOn = logits_on
+        self.probed = False
         functools.update_wrapper(self, forward)  # generate() reads the signature
         self.__signature__ = inspect.signature(forward)
 
@@ -112,13 +132,46 @@ class PipelinedForward:
             kwargs = own_cache(self.model, args, kwargs)
         outputs = []
         for i in range(count):
-            parts = ((args, kwargs) if count == 1 else part_of((args, kwargs), i, count, sequences))
+            parts = (args, kwargs) if count == 1 else part_of((args, kwargs), i, count, sequences)
             outputs.append(self.forward(*parts[0], **parts[1]))
         self.handover.finish()
         given = (*args, *kwargs.values())
+        self._check_positions(parts)
         if count > 1:
             advance(given, next(v for v in given if isinstance(v, Tensor) and v.ndim > 1))
         return with_logits(outputs[0], self._logits(outputs), given)
+
+    def _check_positions(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """After the first call with a cache of the model's own: does it count tokens on a stage without layer 0?
+
+        The stage is entered once more, up to its first layer, with the filled cache and with no cache: if layers get
+        the same positions and masks both times, later tokens would be put at the beginning.
+
+        Raises:
+            UnsupportedModelError: when the cache counts by a layer that this stage does not have.
+        """
+        caches = [v for v in (*call[0], *call[1].values()) if is_state(v) and not is_transformers_cache(v)]
+        if self.probed or not caches or self.handover.stage.has_prologue:
+            return
+        self.probed = True
+        filled = self._beside(call)
+        empty = self._beside(tuple(without_state(part) for part in call))
+        if filled and len(filled) == len(empty) and all(_same(a, b) for a, b in zip(filled, empty, strict=True)):
+            raise UnsupportedModelError(
+                f"{type(caches[0]).__name__} does not count its tokens on stage {self.handover.stage.index}, which has"
+                " no layer 0: let it count by any layer it holds, or use pp=1"
+            )
+
+    def _beside(self, call: Any) -> list[Tensor]:
+        """Tensors that the stage's first layer would be called with besides the residual."""
+        self.handover.probing = True
+        try:
+            self.forward(*call[0], **call[1])
+        except _Reached as reached:
+            return reached.tensors
+        finally:
+            self.handover.probing = False
+        raise AssertionError("a forward without the stage's layers")
 
     def _logits(self, outputs: list[Any]) -> Tensor | None:
         if self.logits_on == "last" and not self.handover.stage.has_epilogue:
@@ -154,6 +207,10 @@ class StageModule(nn.Module):
         return out
 
 
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.equal(a, b))
+
+
 def pipeline_of(model: nn.Module) -> PipelinedForward:
     """The pipeline of a model that was applied with pp > 1. Raises InvalidInputError for another model."""
     found = getattr(model, _PIPELINE, None)
@@ -174,9 +231,7 @@ def pipeline_stage(model: nn.Module) -> PipelineStage:
     """
     handover = pipeline_of(model).handover
     device = next(model.parameters()).device
-    return PipelineStage(
-        StageModule(model), handover.stage.index, handover.stage.count, device, group=handover.group
-    )
+    return PipelineStage(StageModule(model), handover.stage.index, handover.stage.count, device, group=handover.group)
 
 
 @contextmanager
@@ -239,7 +294,7 @@ def _take_before(layer: nn.Module, width: int, where: str, handover: Handover) -
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             before = residual_argument(args, kwargs, width, where)
-            hidden = handover.take(before)
+            hidden = handover.take(before, (*args, *kwargs.values()))
             swapped = tuple(hidden if a is before else a for a in args)
             return forward(*swapped, **{k: hidden if v is before else v for k, v in kwargs.items()})
 
@@ -254,7 +309,7 @@ def _give_after(layer: nn.Module, width: int, where: str, handover: Handover) ->
             out = forward(*args, **kwargs)
             if not isinstance(out, Tensor) or out.shape[-1] != width:
                 raise UnsupportedModelError(
-                    f"{where} returns {type(out).__name__}, not the residual stream alone: its model runs with pp=1 only"
+                    f"{where} returns {type(out).__name__}, not the residual stream alone: its model runs with pp=1"
                 )
             handover.give(out)
             return out

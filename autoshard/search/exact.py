@@ -137,7 +137,7 @@ class ExactSearch:
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):
             held = {**fixed, **dict(zip(self.shared, cell, strict=True))}
             part_s, dims = self._fastest(held, index)
-            step_s = sim.step_s(index, part_s)
+            step_s = sim.step_s(index, part_s, held[0])
             legal = step_s < ILLEGAL_S
             for v, option in held.items():
                 legal &= sim.variables[v].legal[index, option]
@@ -154,7 +154,7 @@ class ExactSearch:
         for cell in itertools.product(*(range(self.sizes[v]) for v in self.shared)):
             fixed = dict(zip(self.shared, cell, strict=True))
             part_s, dims = self._fastest(fixed, everything)
-            step_s = sim.step_s(everything, part_s)
+            step_s = sim.step_s(everything, part_s, fixed[0])
             ok = (step_s < ILLEGAL_S) & (self._total_bytes(everything, dims) <= sim.capacity_bytes)
             for v, option in fixed.items():
                 ok &= sim.variables[v].legal[:, option]
@@ -216,7 +216,7 @@ class ExactSearch:
             stage_s, stage_bytes, options = stage_s[keep], stage_bytes[keep], options[keep]
             if not len(stage_s):
                 return None
-        step_s = sim.points.pp[i] * (stage_s.max(1) + sim.send_s[i])
+        step_s = sim.points.pp[i] * (stage_s.max(1) + sim.send_s[i, fixed[0]])
         k = int(step_s.argmin())
         if step_s[k] >= ILLEGAL_S or (sim.limit_s is not None and step_s[k] > sim.limit_s):
             return None

@@ -178,7 +178,7 @@ def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str
 
 
 def _partition_reasons(graph: OpGraph, strategy: Strategy) -> list[Reason]:
-    """The rule an explicit partition of layers over stages breaks: pp stages of at least one layer, all layers dealt."""
+    """The rule that an explicit partition of layers breaks: pp stages of at least one layer, all layers dealt."""
     pp, counts, layers = strategy.degrees.pp, strategy.stages, len(graph.layers)
     if len(counts) == pp and sum(counts) == layers and min(counts) >= 1:
         return []

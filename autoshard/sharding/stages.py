@@ -1,10 +1,11 @@
 """Pipeline stages: which layers, parameters and hand-overs a stage has.
 
-Layers stay in model order. Unless a strategy says how many layers each stage gets, L layers over pp stages are floor(L /
-pp) or one more each; the longer stages are the last but one and those before it, so that the first and last, which also
-embed and make logits, are short (61 layers over 4 stages: 15, 15, 16, 15 -- as vLLM deals them). The first stage has the
-prologue, the last the epilogue. Between two stages every rank hands the residual of each microbatch to its counterpart,
-in the residual's own layout. Parameters that two stages use (a head tied to the embedding) are held by both.
+Layers stay in model order. Unless a strategy says how many layers each stage gets, L layers over pp stages are
+floor(L / pp) or one more each; the longer stages are the last but one and those before it, so that the first and last,
+which also embed and make logits, are short (61 layers over 4 stages: 15, 15, 16, 15 -- as vLLM deals them). The first
+stage has the prologue, the last the epilogue. Between two stages every rank hands the residual of each microbatch to
+its counterpart, in the residual's own layout. Parameters that two stages use (a head tied to the embedding) are held by
+both.
 """
 
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ def stage_placements(graph: OpGraph, strategy: Strategy, stage: Stage) -> tuple[
 def stage_collectives(
     graph: OpGraph, strategy: Strategy, stage: Stage, *, tokens: int, activation_bytes: float, microbatches: int = 1
 ) -> tuple[Collective, ...]:
-    """Collectives of one stage over ``microbatches`` microbatches of ``tokens`` tokens a dp rank, its hand-over included."""
+    """Collectives and hand-over of one stage over ``microbatches`` microbatches of ``tokens`` tokens a dp rank."""
     repeats: dict[str, int] = {}
     for block, _ in stage_instances(graph, stage):
         repeats[block.name] = repeats.get(block.name, 0) + 1
@@ -98,9 +99,7 @@ def stage_collectives(
         name = c.where.partition("/")[0]
         if name in repeats:
             found.append(replace(c, count=c.count // whole[name] * repeats[name] * microbatches))
-    sends = handovers(
-        graph, strategy, tokens=tokens, activation_bytes=activation_bytes, microbatches=microbatches
-    )
+    sends = handovers(graph, strategy, tokens=tokens, activation_bytes=activation_bytes, microbatches=microbatches)
     return (*found, *sends[stage.index : stage.index + 1])
 
 
@@ -130,5 +129,5 @@ def residual_width(graph: OpGraph) -> int:
 
 
 def num_microbatches(pp: int, sequences: int) -> int:
-    """Microbatches that ``sequences`` sequences of a dp rank make: pp, or the largest number below that divides them."""
+    """Microbatches of ``sequences`` sequences of a dp rank: pp, or the largest number below that divides them."""
     return next(m for m in range(min(pp, sequences), 0, -1) if sequences % m == 0)

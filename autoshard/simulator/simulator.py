@@ -95,9 +95,7 @@ class Simulator:
         self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
         amounts = Amounts.of(self.graph, points, tokens_per_sequence=self.workload.tokens_per_sequence)
         self.activations = activation_bytes(self.graph, amounts)
-        self.send_s = self.components["send"].seconds(
-            np.arange(len(points)), np.zeros((len(points), len(self.variables)), dtype=np.int64)
-        )
+        self.send_s: FloatArray = self.components["send"].factors[0].table
         self.batch_tokens = points.batch * self.workload.tokens_per_sequence
 
     @property
@@ -120,10 +118,13 @@ class Simulator:
         found: FloatArray = self.activations[point] + WORKSPACE_BYTES
         return found
 
-    def step_s(self, point: IntArray, part_s: FloatArray) -> FloatArray:
-        """``pp`` times the slowest stage, from the seconds of every part ``[m, parts]``."""
+    def step_s(self, point: IntArray, part_s: FloatArray, residual: int | IntArray) -> FloatArray:
+        """``pp`` times the slowest stage and its hand-over, from the seconds of every part ``[m, parts]``.
+
+        ``residual`` is the option of the residual's layout, the first variable.
+        """
         stages = (self.profiles_of(point) * part_s[:, None, :]).sum(-1).max(1)
-        found: FloatArray = self.points.pp[point] * (stages + self.send_s[point])
+        found: FloatArray = self.points.pp[point] * (stages + self.send_s[point, residual])
         return found
 
     def held_bytes(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
@@ -142,7 +143,7 @@ class Simulator:
         held = [c.num_bytes(point, dims) for c in self.parts]
         weights = np.stack([w for w, _ in held], 1)
         kv = np.stack([k for _, k in held], 1)
-        step_s = self.step_s(point, seconds)
+        step_s = self.step_s(point, seconds, dims[:, 0])
         profiles = self.profiles_of(point)
         by_stage = (profiles * (weights + kv)[:, None, :]).sum(-1)
         fullest = by_stage.argmax(1)

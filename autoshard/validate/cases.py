@@ -79,7 +79,7 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
 
 
 def pattern_points(graph: OpGraph, nproc: int) -> dict[str, Degrees]:
-    """Named degrees of one stage over ``nproc`` ranks: tp, EP, EP x expert-TP and attention DP, as far as they allow."""
+    """Named degrees of one stage over ``nproc`` ranks: tp, EP, EP x expert-TP and attention DP, where possible."""
     if not expert_counts(graph):
         points = {"tp": Degrees(tp=nproc, ep=1, etp=nproc), "data_parallel": Degrees(dp=nproc, ep=nproc, batch=nproc)}
         if nproc % 2 == 0 and nproc > 2:

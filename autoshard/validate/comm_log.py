@@ -1,8 +1,9 @@
 """A log of what ranks really send: every collective that reaches torch's dispatcher, with its group and its bytes.
 
 Bytes follow `autoshard.sharding.Step`: the buffer of an all_reduce, the gathered output of an all_gather, the total
-input of a reduce_scatter, the send buffer of an all_to_all, the message of a send (logged by the sender). Both dialects are seen: ``c10d`` (torch.distributed calls)
-and ``_c10d_functional`` (DTensor's own redistributes), so that a collective nobody planned shows up too.
+input of a reduce_scatter, the send buffer of an all_to_all, the message of a send (logged by the sender). Both dialects
+are seen: ``c10d`` (torch.distributed calls) and ``_c10d_functional`` (DTensor's own redistributes), so that a
+collective nobody planned shows up too.
 """
 
 from collections.abc import Iterator, Mapping

@@ -68,8 +68,7 @@ def expect(
             found[step, c.kind, c.axis, c.group_size, c.num_bytes] += c.count
     mesh = mesh_of(graph, strategy.degrees)
     placed = (
-        replace(p, dtype=dtype if p.dtype == graph.dtype else p.dtype)
-        for p in stage_placements(graph, strategy, here)
+        replace(p, dtype=dtype if p.dtype == graph.dtype else p.dtype) for p in stage_placements(graph, strategy, here)
     )
     return Expectation(
         traffic=tuple(sorted(Traffic(*key, count, stage) for key, count in found.items())),

@@ -106,8 +106,15 @@ def _judge(
         observed=tuple(t for _, traffic in sorted(observed.items()) for t in traffic),
         parameter_bytes=max(want.parameter_bytes for want in stages),
         parameter_bytes_match=bytes_ok,
-        difference=differences[0] if differences else None,
+        difference=_cause(differences),
         notes=case.notes,
+    )
+
+
+def _cause(differences: Sequence[str]) -> str | None:
+    """The first difference that does not only say that another rank is gone."""
+    return next(
+        (d for d in differences if "Timed out" not in d and "closed by peer" not in d), next(iter(differences), None)
     )
 
 
