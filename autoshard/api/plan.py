@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -71,13 +71,19 @@ class Plan:
         """
         return emit.device_mesh(self.data.graph, self.degrees, device_type)
 
-    def apply(self, model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+    def apply(
+        self, model: torch.nn.Module, mesh: DeviceMesh, *, logits_on: Literal["last", "all"] = "last"
+    ) -> torch.nn.Module:
         """Shard a model in place: DTensor parameters, and forwards that move activations as planned.
+
+        The model is then called as before, on every rank with the same arguments (every dp rank with its own
+        sequences). With pp > 1 a rank keeps the layers of its stage only, and logits come out on the last stage;
+        elsewhere they are None, unless ``logits_on="all"`` has them broadcast.
 
         Raises:
             PlanMismatchError: when the model's parameters are not those planned for.
         """
-        return emit.apply(model, self.data.graph, self.strategy, mesh)
+        return emit.apply(model, self.data.graph, self.strategy, mesh, logits_on=logits_on)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file."""

@@ -55,7 +55,8 @@ class Evaluation:
 class Simulator:
     """Cost tables of one model on one cluster under one workload.
 
-    ``points`` are the degree points; a strategy is (point index, option index per variable).
+    ``points`` are the degree points; a strategy is (point index, option index per variable). ``stages`` are the layers
+    of each pipeline stage, of strategies with as many stages; otherwise layers are dealt evenly.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Simulator:
         *,
         fixed: Mapping[str, int] | None = None,
         pinned: Mapping[str, Choice] | None = None,
+        stages: tuple[int, ...] = (),
     ) -> None:
         self.graph, self.cluster, self.workload = graph, cluster, workload
-        self.fixed, self.pinned = dict(fixed or {}), dict(pinned or {})
+        self.fixed, self.pinned, self.stages = dict(fixed or {}), dict(pinned or {}), stages
         points = make_points(graph, cluster, self.fixed)
         self._set_points(points, priced=False)
         reachable = np.stack([v.legal.any(1) for v in self.variables], 1).all(1)
@@ -92,7 +94,7 @@ class Simulator:
         )
         self.parts = tuple(self.components[b.name] for b in self.graph.components())
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
-        self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
+        self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps, self.stages)
         amounts = Amounts.of(self.graph, points, tokens_per_sequence=self.workload.tokens_per_sequence)
         self.activations = activation_bytes(self.graph, amounts)
         self.send_s: FloatArray = self.components["send"].factors[0].table
@@ -171,7 +173,8 @@ class Simulator:
     def strategy(self, point: int, dims: Sequence[int]) -> Strategy:
         """The strategy at a point with the given options."""
         chosen = tuple((v.key, v.choices[int(o)]) for v, o in zip(self.variables, dims, strict=True))
-        return Strategy(degrees=self.points.degrees(point), choices=chosen)
+        degrees = self.points.degrees(point)
+        return Strategy(degrees=degrees, choices=chosen, stages=self.stages if len(self.stages) == degrees.pp else ())
 
     def minimum_bytes(self) -> FloatArray:
         """Least bytes of any legal strategy at every point ([points])."""

@@ -115,6 +115,11 @@ def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
         for pattern in PATTERNS:
             if pattern != "replicated":
                 yield from _pattern_case(graph, point, degrees, pattern)
+    yield from pipeline_cases(graph, nproc)
+
+
+def pipeline_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
+    """Megatron's pattern in stages, at every named point of more than one."""
     for point, degrees in pipeline_points(graph, nproc).items():
         yield from _pattern_case(graph, point, degrees, "megatron")
 
