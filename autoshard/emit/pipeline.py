@@ -90,7 +90,8 @@ class Handover:
     def share(self, logits: Tensor) -> Tensor:
         """The last stage's logits on every stage; elsewhere ``logits`` only gives the shape."""
         last = self.stage.count - 1
-        held = logits.contiguous() if self.stage.has_epilogue else torch.empty_like(logits.contiguous())
+        empty = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        held = logits.contiguous() if self.stage.has_epilogue else empty
         dist.broadcast(held, src=dist.get_global_rank(self.group, last), group=self.group)
         return held
 

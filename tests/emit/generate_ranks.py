@@ -60,12 +60,18 @@ def run_model(name: str, meshes: dict[Any, Any], points: list[str]) -> dict[str,
         got = generate(sharded, ids[part])
         stopped = generate(sharded, ids[part], end)
         length = stopped.shape[1]
+        # Every rank has a seed of its own; the first one's counts.
+        torch.manual_seed(dist.get_rank())
+        sampled = generate(sharded, ids[part], sample=True)
+        torch.manual_seed(0)
+        agreed = degrees.dp > 1 or bool(torch.equal(sampled, generate(model, ids, sample=True)))
         if degrees.pp > 1:
             found[f"{point} ScheduleGPipe"] = run_schedule(sharded, model, ids[part])
         found[point] = {
             "equal": bool(torch.equal(got, want[part])),
             "equal_until_the_end": bool(torch.equal(stopped, ended[part][:, :length])),
             "length": length,
+            "sampled": agreed,
         }
     return found
 
@@ -80,10 +86,11 @@ def run_schedule(sharded: Any, model: Any, ids: torch.Tensor) -> float:
     return 0.0 if out is None else float((out - want).abs().max() / want.abs().max())
 
 
-def generate(model: Any, ids: torch.Tensor, end: int | None = None) -> torch.Tensor:
-    """Prompt and up to ``NEW`` greedy tokens; ``end`` ends a sequence, which is then padded with zeros."""
+def generate(model: Any, ids: torch.Tensor, end: int | None = None, *, sample: bool = False) -> torch.Tensor:
+    """Prompt and up to ``NEW`` tokens; ``end`` ends a sequence, which is then padded with zeros."""
+    mask = torch.ones_like(ids)
     return model.generate(  # type: ignore[no-any-return]
-        ids, max_new_tokens=NEW, do_sample=False, eos_token_id=end, pad_token_id=0, attention_mask=torch.ones_like(ids)
+        ids, max_new_tokens=NEW, do_sample=sample, eos_token_id=end, pad_token_id=0, attention_mask=mask
     )
 
 
