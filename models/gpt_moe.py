@@ -66,8 +66,8 @@ class KVCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens cached so far."""
-        return int(self.keys[0].shape[2]) if 0 in self.keys else 0
+        """Tokens cached so far, by any layer: a pipeline stage has some layers only."""
+        return next((int(keys.shape[2]) for keys in self.keys.values()), 0)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add new keys and values (b, kv_heads, s, d) of ``layer``; returns all of them."""

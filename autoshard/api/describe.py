@@ -26,6 +26,7 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
         "degrees": degrees_dict(plan.degrees),
         "mesh": {name: size for name, size in plan.mesh.dims},
         "stages": list(plan.stages),
+        "handovers": [h.model_dump(mode="json") for h in plan.handovers],
         "choices": dict(plan.strategy.choices),
         "blocks": [
             {"name": b.name, "repeat": b.repeat, "ops": [o.model_dump(mode="json") for o in plan.ops[b.name]]}

@@ -1,11 +1,11 @@
 """``autoshard(model, cluster)``: from a model definition to a sharding plan."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoshard.api.build_plan import build_plan
 from autoshard.api.models import graph_of, source_of, written_source
-from autoshard.api.pins import check_degrees, parse_fix, parse_pin, pins_for
+from autoshard.api.pins import check_degrees, check_stages, parse_fix, parse_pin, parse_stages, pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.solve import ALGORITHMS, make_simulator, solve
 from autoshard.errors import InvalidInputError
@@ -24,6 +24,7 @@ def autoshard(
     seed: int = 0,
     fix: str | Mapping[str, int] | None = None,
     pin: str | Mapping[str, Choice] | None = None,
+    stages: str | Sequence[int] | None = None,
     polish: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
@@ -41,6 +42,7 @@ def autoshard(
         fix: Degrees to hold (``pp dp tp ep etp batch replicas``), as a mapping or ``"tp=8,ep=8"``.
         pin: Choices to hold, by op name (in every block) or ``"<block>/<op>"``: 0 shards the output, 1 what is
             contracted, None replicates; a mapping or ``"q=0,o=1,layers/k=none"``. ``residual`` is the residual's.
+        stages: Layers of every pipeline stage, as numbers or ``"20,12"``; without it layers are dealt evenly.
         polish: Take the proven optimum where it is better than what the search found.
         progress: Is told, in a few words, each step that begins.
 
@@ -53,6 +55,7 @@ def autoshard(
         NoFeasiblePlanError: if nothing fits in memory and meets the limits, with the smallest change that would help.
     """
     fixed, pinned = parse_fix(fix), parse_pin(pin)
+    dealt = parse_stages(stages, fixed)
     if search not in ALGORITHMS:
         raise InvalidInputError(f"unknown search {search!r}; known are {', '.join(ALGORITHMS)}")
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -60,8 +63,11 @@ def autoshard(
     progress(f"tracing {source.name}")
     graph = graph_of(model, source)
     check_degrees(graph, fixed)
+    check_stages(graph, dealt)
     progress(f"building the cost tables of {where.name}")
-    simulator = make_simulator(graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned))
+    simulator = make_simulator(
+        graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned), stages=dealt
+    )
     progress(f"searching {len(simulator.points)} degree points")
     solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
     progress("writing down the plan")

@@ -1,11 +1,11 @@
 """What users fix: degrees (``tp=8,ep=8``) and sharding choices (``q=0,layers/o=1,residual=none``)."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Choice, degree_reasons
+from autoshard.sharding import RESIDUAL, Choice, degree_reasons, partition
 from autoshard.sharding.legality import choice_key, choice_keys
 from autoshard.sharding.space import options
 from autoshard.simulator import PINNABLE
@@ -55,6 +55,32 @@ def parse_options(options: str | Mapping[str, object] | None) -> dict[str, objec
         InvalidInputError: for a text that is not written so.
     """
     return dict(_pairs(options, "option", "mtp=1,fraction=0.95"))
+
+
+def parse_stages(stages: str | Sequence[int] | None, fixed: dict[str, int]) -> tuple[int, ...]:
+    """Layers of every pipeline stage from ``"20,12"`` or numbers; ``fixed`` then gets that many stages as its pp.
+
+    Raises:
+        InvalidInputError: for something else than whole numbers of at least 1, or another pp in ``fixed``.
+    """
+    if stages is None:
+        return ()
+    texts = [t.strip() for t in stages.split(",")] if isinstance(stages, str) else [str(n) for n in stages]
+    if not all(t.isdecimal() and int(t) >= 1 for t in texts) or not texts:
+        raise InvalidInputError(f"cannot read stages {stages!r}: layers of every stage, written as 20,12")
+    if fixed.setdefault("pp", len(texts)) != len(texts):
+        raise InvalidInputError(f"stages {stages!r} are {len(texts)} stages, pp={fixed['pp']} is fixed")
+    return tuple(int(t) for t in texts)
+
+
+def check_stages(graph: OpGraph, stages: tuple[int, ...]) -> None:
+    """Check a partition against the model. Raises InvalidInputError when its layers are not the model's."""
+    if stages and sum(stages) != len(graph.layers):
+        even = ",".join(str(n) for n in partition(len(graph.layers), min(len(stages), len(graph.layers))))
+        raise InvalidInputError(
+            f"stages {','.join(map(str, stages))} deal out {sum(stages)} layers, {graph.model_name} has"
+            f" {len(graph.layers)}; the even partition is {even}"
+        )
 
 
 def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:

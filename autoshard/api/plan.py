@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -80,24 +80,30 @@ class Plan:
         checkpoint: str | os.PathLike[str] | None = None,
         *,
         cast: bool = False,
+        logits_on: Literal["last", "all"] = "last",
     ) -> torch.nn.Module:
         """Shard a model in place: DTensor parameters, and forwards that move activations as planned.
+
+        The model is then called as before, on every rank with the same arguments (every dp rank with its own
+        sequences). With pp > 1 a rank keeps the layers of its stage only, and logits come out on the last stage;
+        elsewhere they are None, unless ``logits_on="all"`` has them broadcast.
 
         Args:
             model: On any device; on meta it takes no memory, and ``checkpoint`` fills it.
             mesh: Of `device_mesh`.
             checkpoint: Folder of safetensors of which this rank reads its shards, checked before the model is touched.
             cast: Whether the checkpoint may have another floating dtype than the model.
+            logits_on: Stages that return logits.
 
         Raises:
             PlanMismatchError: when the model's parameters are not those planned for.
             InvalidInputError: for a checkpoint that does not fit the model (see `load_weights`).
         """
         if checkpoint is None:
-            return emit.apply(model, self.data.graph, self.strategy, mesh)
+            return emit.apply(model, self.data.graph, self.strategy, mesh, logits_on=logits_on)
         folder = Path(checkpoint)
         checked = check_weights(model, self.data.graph, self.strategy, folder, cast=cast)
-        applied = emit.apply(model, self.data.graph, self.strategy, mesh)
+        applied = emit.apply(model, self.data.graph, self.strategy, mesh, logits_on=logits_on)
         load_weights(applied, self.data.graph, self.strategy, mesh, folder, checked=checked)
         return applied
 

@@ -115,7 +115,10 @@ def _changed(graph: OpGraph, strategy: Strategy, fixed: Mapping[str, int], pinne
         return strategy
     degrees = complete_degrees(graph, fixed) if fixed else strategy.degrees
     changed = replace(
-        strategy, degrees=degrees, choices=tuple({**dict(strategy.choices), **pins_for(graph, pinned)}.items())
+        strategy,
+        degrees=degrees,
+        choices=tuple({**dict(strategy.choices), **pins_for(graph, pinned)}.items()),
+        stages=strategy.stages if len(strategy.stages) == degrees.pp else (),
     )
     reasons = strategy_reasons(graph, changed)
     if reasons:

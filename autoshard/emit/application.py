@@ -12,21 +12,33 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoshard.emit.attention import emit_attention
-from autoshard.emit.axes import check_mesh, mesh_axes
+from autoshard.emit.axes import PIPELINE, check_mesh, mesh_axes
 from autoshard.emit.embedding import emit_embedding
 from autoshard.emit.experts import ExpertsItems, emit_experts
+from autoshard.emit.generation import emit_generate
 from autoshard.emit.heads import emit_heads, head_leaders, used_by
 from autoshard.emit.linear import emit_linear
 from autoshard.emit.local import LocalWidth, replace_forward
 from autoshard.emit.norm import emit_norm
 from autoshard.emit.opaque import emit_opaque
 from autoshard.emit.parameters import check_parameters, shard_parameters
+from autoshard.emit.pipeline import LogitsOn, emit_pipeline, keep_stage
 from autoshard.emit.router import emit_router
 from autoshard.emit.steps import Axes
 from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
-from autoshard.sharding import Layout, ResolvedOp, Strategy, mesh_of, place_all, resolve_graph, strategy_reasons
+from autoshard.sharding import (
+    Layout,
+    ResolvedOp,
+    Strategy,
+    mesh_of,
+    resolve_graph,
+    stage_instances,
+    stage_placements,
+    stages_of,
+    strategy_reasons,
+)
 from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import tensor_axes
 
@@ -35,11 +47,13 @@ _APPLIED = "_autoshard_applied"
 M = TypeVar("M", bound=nn.Module)
 
 
-def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh) -> M:
+def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, logits_on: LogitsOn = "last") -> M:
     """Shard ``model`` in place under ``strategy`` on ``mesh`` (of `device_mesh`) and return it.
 
     Works on meta models too. Parameters stop asking for gradients: this is for inference. With attention data
-    parallelism (dp > 1) every dp rank feeds its own sequences, and all ranks run the same number of tokens.
+    parallelism (dp > 1) every dp rank feeds its own sequences, and all ranks run the same number of tokens. With
+    pipeline stages (pp > 1) a rank keeps its own layers, every rank is called with the same arguments, and the logits
+    come out on the last stage (``logits_on="last"``, None elsewhere) or, by a broadcast of them, on all (``"all"``).
 
     Raises:
         PlanMismatchError: another model, another mesh, or a model that a plan was applied to already.
@@ -55,10 +69,15 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh) -> M:
     check_mesh(mesh, stage, strategy.degrees)
     axes = mesh_axes(mesh, stage)
     resolved = resolve_graph(graph, strategy)
-    shard_parameters(model, place_all(graph, strategy), mesh, stage)
-    for block in graph.components():
-        for instance in range(block.repeat):
-            _emit_block(model, block, instance, resolved[block.name], axes)
+    own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
+    if own.count > 1:
+        keep_stage(model, graph, strategy, own)
+    shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage)
+    for block, instance in stage_instances(graph, own):
+        _emit_block(model, block, instance, resolved[block.name], axes)
+    if own.count > 1:
+        emit_pipeline(model, graph, strategy, own, mesh, logits_on)
+    emit_generate(model, strategy.degrees, axes, mesh)
     setattr(model, _APPLIED, True)
     return model
 

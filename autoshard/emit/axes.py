@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autoshard._torch import concatenated, flattened
-from autoshard.errors import InvalidInputError, PlanMismatchError
+from autoshard.errors import PlanMismatchError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, StageMesh, mesh_of
 from autoshard.sharding.layout import Axis
@@ -42,11 +42,8 @@ def device_mesh(graph: OpGraph, degrees: Degrees, device_type: str = "cuda") -> 
     Every rank of the default process group must call this.
 
     Raises:
-        InvalidInputError: for a pipeline, which can be planned but not yet run.
         PlanMismatchError: when the number of ranks is not the plan's.
     """
-    if degrees.pp > 1:
-        raise InvalidInputError(f"pp={degrees.pp}: pipeline stages are planned, not yet run; use a plan with pp=1")
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world != degrees.num_devices:
         raise PlanMismatchError(

@@ -1,6 +1,6 @@
 """Plans as data: the schema of the file, what is derived from a strategy, reading and writing."""
 
-from autoshard.plan.derive import mesh_layout, planned_ops, planned_parameters, stages, step_tokens
+from autoshard.plan.derive import mesh_layout, planned_handovers, planned_ops, planned_parameters, stages, step_tokens
 from autoshard.plan.file import check_derived, load, save, to_json
 from autoshard.plan.schema import (
     SCHEMA,
@@ -10,6 +10,7 @@ from autoshard.plan.schema import (
     ModelIdentity,
     PlanData,
     PlannedCollective,
+    PlannedHandover,
     PlannedOp,
     PlannedParameter,
     Predicted,
@@ -25,6 +26,7 @@ __all__ = [
     "ModelIdentity",
     "PlanData",
     "PlannedCollective",
+    "PlannedHandover",
     "PlannedOp",
     "PlannedParameter",
     "Predicted",
@@ -33,6 +35,7 @@ __all__ = [
     "check_derived",
     "load",
     "mesh_layout",
+    "planned_handovers",
     "planned_ops",
     "planned_parameters",
     "save",

@@ -1,10 +1,18 @@
 """What of a plan follows from graph and strategy alone: mesh, placements, layouts, collectives, stages."""
 
 from autoshard.ir import OpGraph
-from autoshard.plan.schema import MeshLayout, PlannedCollective, PlannedOp, PlannedParameter
-from autoshard.sharding import Placement, Strategy, collectives, mesh_of, place_all, resolve_graph
+from autoshard.plan.schema import MeshLayout, PlannedCollective, PlannedHandover, PlannedOp, PlannedParameter
+from autoshard.sharding import (
+    Placement,
+    Strategy,
+    collectives,
+    handovers,
+    layers_per_stage,
+    mesh_of,
+    place_all,
+    resolve_graph,
+)
 from autoshard.sharding.legality import choice_key
-from autoshard.simulator.stages import partition
 from autoshard.simulator.work import ACTIVATION_BYTES
 from autoshard.workload import Workload
 
@@ -65,6 +73,17 @@ def planned_ops(graph: OpGraph, strategy: Strategy, workload: Workload) -> dict[
     }
 
 
+def planned_handovers(graph: OpGraph, strategy: Strategy, workload: Workload) -> tuple[PlannedHandover, ...]:
+    """What a rank of every stage but the last sends to the next, of one microbatch at the workload's lengths."""
+    tokens, _ = step_tokens(strategy, workload)
+    return tuple(
+        PlannedHandover(
+            kind=c.kind, axis=c.axis, from_stage=i, to_stage=i + 1, group_size=2, num_bytes=c.num_bytes, count=c.count
+        )
+        for i, c in enumerate(handovers(graph, strategy, tokens=tokens, activation_bytes=ACTIVATION_BYTES))
+    )
+
+
 def stages(graph: OpGraph, strategy: Strategy) -> tuple[int, ...]:
     """Layers per pipeline stage."""
-    return partition(len(graph.layers), strategy.degrees.pp)
+    return layers_per_stage(graph, strategy)

@@ -86,6 +86,8 @@ def check_derived(plan: PlanData, name: str) -> None:
         raise PlanMismatchError(f"plan {name}: its mesh is not that of its degrees")
     if plan.stages != derive.stages(plan.graph, plan.strategy):
         raise PlanMismatchError(f"plan {name}: its stages are not those of its degrees")
+    if plan.handovers != derive.planned_handovers(plan.graph, plan.strategy, plan.workload):
+        raise PlanMismatchError(f"plan {name}: what its stages hand over is not what its strategy gives")
     if plan.ops != derive.planned_ops(plan.graph, plan.strategy, plan.workload):
         raise PlanMismatchError(f"plan {name}: layouts or collectives of its ops are not those of its strategy")
 

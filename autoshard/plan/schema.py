@@ -70,6 +70,13 @@ class PlannedCollective(_Part):
     count: Count
 
 
+class PlannedHandover(PlannedCollective):
+    """The residual that every rank of a stage sends to its counterpart in the next: bytes of one microbatch."""
+
+    from_stage: Count
+    to_stage: Count
+
+
 class PlannedOp(_Part):
     """A fused op: its choice, layouts in and out over its axis, and the collectives it causes."""
 
@@ -155,6 +162,7 @@ class PlanData(_Part):
     strategy: Strategy
     mesh: MeshLayout
     stages: tuple[int, ...]
+    handovers: tuple[PlannedHandover, ...]
     ops: dict[str, tuple[PlannedOp, ...]]
     parameters: dict[str, PlannedParameter]
     predicted: Predicted

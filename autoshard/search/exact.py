@@ -156,7 +156,7 @@ class ExactSearch:
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):
             held = {**fixed, **dict(zip(self.shared, cell, strict=True))}
             part_s, dims = self._fastest(sim.objective, held, index)
-            step_s = sim.step_s(index, part_s)
+            step_s = sim.step_s(index, part_s, held[0])
             legal = step_s < ILLEGAL_S
             for v, option in held.items():
                 legal &= sim.variables[v].legal[index, option]
@@ -167,7 +167,7 @@ class ExactSearch:
             for measure in sim.limits:
                 assert measure.limit_s is not None
                 part_s, others = self._fastest(measure, held, index)
-                legal &= sim.stages_s(measure, index, part_s) <= measure.limit_s
+                legal &= sim.stages_s(measure, index, part_s, held[0]) <= measure.limit_s
                 ok = legal & (self._total_bytes(index, others) <= sim.capacity_bytes) & self._within(index, others)
                 value = np.where(ok, sim.throughput(index, sim.measure_s(sim.objective, index, others)), 0.0)
                 better = value > reached
@@ -195,7 +195,7 @@ class ExactSearch:
         for cell in itertools.product(*(range(self.sizes[v]) for v in self.shared)):
             fixed = dict(zip(self.shared, cell, strict=True))
             part_s, dims = self._fastest(measure, fixed, everything)
-            step_s = sim.stages_s(measure, everything, part_s)
+            step_s = sim.stages_s(measure, everything, part_s, fixed[0])
             ok = (step_s < ILLEGAL_S) & (self._total_bytes(everything, dims) <= sim.capacity_bytes)
             for v, option in fixed.items():
                 ok &= sim.variables[v].legal[:, option]
@@ -260,7 +260,7 @@ class ExactSearch:
             stage_s, stage_bytes, options = stage_s[keep], stage_bytes[keep], options[keep]
             if not len(stage_s):
                 return None
-        step_s = sim.points.pp[i] * (stage_s.max(1) + sim.send_s[i])
+        step_s = sim.points.pp[i] * (stage_s.max(1) + sim.send_s[i, fixed[0]])
         order = np.argsort(step_s, kind="stable")
         k = int(order[0])
         if step_s[k] >= ILLEGAL_S or (sim.limit_s is not None and step_s[k] > sim.limit_s):

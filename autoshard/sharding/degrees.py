@@ -69,6 +69,16 @@ class Degrees:
         return self.batch // self.dp // self.num_microbatches
 
 
+def partition(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each of ``pp`` stages (at most ``num_layers``), as even as can be; see `autoshard.sharding.stages`."""
+    short, extra = divmod(num_layers, pp)
+    counts = [short] * pp
+    order = [*range(pp - 2, -1, -1), pp - 1]
+    for stage in order[:extra]:
+        counts[stage] += 1
+    return tuple(counts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMesh:
     """The refined mesh of one stage: ``dims`` are (name, size) from the outermost, ``views`` name runs of them.

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from autoshard.errors import InvalidInputError
 from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
-from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
+from autoshard.sharding.cut import pipeline_obstacle
+from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, stage_mesh
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.rules.experts import is_stacked
@@ -114,6 +115,9 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                 message=f"pp={pp} stages for {len(graph.layers)} layers; at most {len(graph.layers)}",
             )
         )
+    obstacle = pipeline_obstacle(graph) if pp > 1 else None
+    if obstacle is not None:
+        found.append(Reason(rule="pipeline", values=(("pp", pp),), message=f"pp={pp}: {obstacle}; only pp=1 works"))
     if not found:
         try:
             stage_mesh(dp, tp, ep, kv_split_of(graph, tp))
@@ -173,12 +177,27 @@ def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str
     return found
 
 
+def _partition_reasons(graph: OpGraph, strategy: Strategy) -> list[Reason]:
+    """The rule that an explicit partition of layers breaks: pp stages of at least one layer, all layers dealt."""
+    pp, counts, layers = strategy.degrees.pp, strategy.stages, len(graph.layers)
+    if len(counts) == pp and sum(counts) == layers and min(counts) >= 1:
+        return []
+    even = ",".join(str(n) for n in partition(layers, pp))
+    message = (
+        f"stages {','.join(str(n) for n in counts)} are not {layers} layers over pp={pp} stages of at least one;"
+        f" the even partition is {even}"
+    )
+    return [Reason(rule="stages", values=(("layers", layers), ("pp", pp)), message=message)]
+
+
 def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     """Every rule a strategy breaks: degrees first, then each choice that is not offered at these degrees."""
     d = strategy.degrees
     found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep))
     if found:
         return tuple(found)
+    if strategy.stages:
+        found += _partition_reasons(graph, strategy)
     sizes = axis_sizes(mesh_of(graph, d))
     keys = choice_keys(graph)
     for key, _ in strategy.choices:

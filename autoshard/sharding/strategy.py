@@ -15,10 +15,12 @@ class Strategy:
     """One point of the search space.
 
     ``choices`` has a pair ``("<block>/<op>", choice)`` for every op that has a choice of its own, plus `RESIDUAL`.
+    ``stages`` are the layers of every pipeline stage; empty for the even partition.
     """
 
     degrees: Degrees
     choices: tuple[tuple[str, Choice], ...]
+    stages: tuple[int, ...] = ()
 
     def choice(self, key: str) -> Choice:
         """The choice under ``key``; replicated when the key is absent."""

@@ -3,10 +3,10 @@
 Read `points` (which degrees), `work` and `tables` (what ops and tensors cost), then `simulator` (stages, limits).
 """
 
+from autoshard.sharding.degrees import partition
 from autoshard.simulator.measures import Measure
 from autoshard.simulator.points import DEGREE_COMPONENTS, PINNABLE, Points, make_points
 from autoshard.simulator.simulator import Evaluation, Simulator
-from autoshard.simulator.stages import partition
 from autoshard.simulator.terms import Term, terms
 from autoshard.simulator.variables import Component, Factor, Variable
 

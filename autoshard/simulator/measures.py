@@ -31,7 +31,10 @@ PROMPTS = " (prompts)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """Seconds as ``pp * (slowest stage + send_s)``; ``parts`` are those of a stage, ``limit_s`` the upper limit."""
+    """Seconds as ``pp * (slowest stage + send_s)``; ``parts`` are those of a stage, ``limit_s`` the upper limit.
+
+    ``send_s`` is of every layout of the residual: ``[points, residual options]``.
+    """
 
     name: str
     parts: tuple[Component, ...]
@@ -70,7 +73,7 @@ def serving_measures(
                 limit_s: float | None) -> Measure:  # fmt: skip
         scaled = (weights[0] / pp, weights[1] * chunks / pp)
         parts = tuple(_weighted(decode[n], prompts[n], scaled) for n in names)
-        send_s = (sends[0] * sent[0] + sends[1] * chunks * sent[1]) / pp
+        send_s = (sends[0][:, None] * sent[0] + sends[1][:, None] * chunks * sent[1]) / pp[:, None]
         return Measure(name=name, parts=parts, send_s=send_s, limit_s=limit_s)
 
     def whole(a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -65,7 +65,8 @@ class Evaluation:
 class Simulator:
     """Cost tables of one model on one cluster under one workload.
 
-    ``points`` are the degree points; a strategy is (point index, option index per variable).
+    ``points`` are the degree points; a strategy is (point index, option index per variable). ``stages`` are the layers
+    of each pipeline stage, of strategies with as many stages; otherwise layers are dealt evenly.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Simulator:
         pinned: Mapping[str, Choice] | None = None,
         points: Points | None = None,
         formats: Formats = MODEL_FORMATS,
+        stages: tuple[int, ...] = (),
     ) -> None:
         """Tables at all legal points, or at those given.
 
@@ -89,9 +91,10 @@ class Simulator:
             pinned: Choices that are held.
             points: Degree points instead of all that are legal; ``fixed`` is then only for messages.
             formats: How the engine of a serving workload stores weights; in the workload's dtype by default.
+            stages: Layers of each pipeline stage, of strategies with as many stages; otherwise layers are dealt evenly.
         """
         self.graph, self.cluster, self.workload = graph, cluster, workload
-        self.fixed, self.pinned = dict(fixed or {}), dict(pinned or {})
+        self.fixed, self.pinned, self.stages = dict(fixed or {}), dict(pinned or {}), stages
         self.formats = formats
         self.engine = serving_law(workload.engine or DEFAULT_ENGINE) if workload.phase == "serve" else None
         if points is None:
@@ -131,7 +134,7 @@ class Simulator:
         self.parts = objective.parts
         self.send_s = objective.send_s
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
-        self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps)
+        self.profiles = padded_profiles(self.graph.layers, len(self.graph.blocks), pps, self.stages)
         self.activations = self._activations(points)
         self.batch_tokens = points.batch * self.workload.tokens_per_sequence
         in_flight = points.replicas * points.batch
@@ -184,12 +187,12 @@ class Simulator:
     def measure_s(self, measure: Measure, point: IntArray, dims: IntArray) -> FloatArray:
         """Seconds of a measure for strategies ``(point [m], dims [m, variables])``."""
         part_s = np.stack([c.seconds(point, dims) for c in measure.parts], 1)
-        return self.stages_s(measure, point, part_s)
+        return self.stages_s(measure, point, part_s, dims[:, 0])
 
-    def stages_s(self, measure: Measure, point: IntArray, part_s: FloatArray) -> FloatArray:
-        """Seconds of a measure from those of its parts ``[m, parts]``: pp times the slowest stage."""
+    def stages_s(self, measure: Measure, point: IntArray, part_s: FloatArray, residual: int | IntArray) -> FloatArray:
+        """Seconds of a measure from those of its parts ``[m, parts]``: pp times the slowest stage and its hand-over."""
         stages = (self.profiles_of(point) * part_s[:, None, :]).sum(-1).max(1)
-        found: FloatArray = self.points.pp[point] * (stages + measure.send_s[point])
+        found: FloatArray = self.points.pp[point] * (stages + measure.send_s[point, residual])
         return found
 
     def profiles_of(self, point: IntArray) -> FloatArray:
@@ -202,9 +205,12 @@ class Simulator:
         found: FloatArray = self.activations[point] + WORKSPACE_BYTES
         return found
 
-    def step_s(self, point: IntArray, part_s: FloatArray) -> FloatArray:
-        """``pp`` times the slowest stage, from the seconds of every part ``[m, parts]``."""
-        return self.stages_s(self.objective, point, part_s)
+    def step_s(self, point: IntArray, part_s: FloatArray, residual: int | IntArray) -> FloatArray:
+        """``pp`` times the slowest stage and its hand-over, from the seconds of every part ``[m, parts]``.
+
+        ``residual`` is the option of the residual's layout, the first variable.
+        """
+        return self.stages_s(self.objective, point, part_s, residual)
 
     def held_bytes(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
         """Weights and KV of the fullest stage, from the bytes of every part ``[m, parts]``."""
@@ -222,7 +228,7 @@ class Simulator:
         held = [c.num_bytes(point, dims) for c in self.parts]
         weights = np.stack([w for w, _ in held], 1)
         kv = np.stack([k for _, k in held], 1)
-        step_s = self.step_s(point, seconds)
+        step_s = self.step_s(point, seconds, dims[:, 0])
         profiles = self.profiles_of(point)
         by_stage = (profiles * (weights + kv)[:, None, :]).sum(-1)
         fullest = by_stage.argmax(1)
@@ -254,7 +260,8 @@ class Simulator:
     def strategy(self, point: int, dims: Sequence[int]) -> Strategy:
         """The strategy at a point with the given options."""
         chosen = tuple((v.key, v.choices[int(o)]) for v, o in zip(self.variables, dims, strict=True))
-        return Strategy(degrees=self.points.degrees(point), choices=chosen)
+        degrees = self.points.degrees(point)
+        return Strategy(degrees=degrees, choices=chosen, stages=self.stages if len(self.stages) == degrees.pp else ())
 
     def minimum_bytes(self) -> FloatArray:
         """Least bytes of any legal strategy at every point ([points])."""

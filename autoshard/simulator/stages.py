@@ -1,38 +1,26 @@
-"""Pipeline stages: how layers are dealt out, and which stages can be the slowest or the fullest.
-
-Layers stay in model order. With L layers over pp stages every stage has floor(L / pp) or one more; the longer stages
-are the last but one and those before it, so that the first and last, which also embed and make logits, are short
-(61 layers over 4 stages: 15, 15, 16, 15 -- as vLLM deals them).
-"""
+"""Which pipeline stages can be the slowest or the fullest. How layers are dealt out: `autoshard.sharding.stages`."""
 
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.sharding.degrees import partition
+
 FloatArray = NDArray[np.float64]
 
 
-def partition(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers per stage. ``pp`` is at most ``num_layers``."""
-    short, extra = divmod(num_layers, pp)
-    counts = [short] * pp
-    order = [*range(pp - 2, -1, -1), pp - 1]
-    for stage in order[:extra]:
-        counts[stage] += 1
-    return tuple(counts)
-
-
 @lru_cache(maxsize=512)
-def stage_profiles(layers: tuple[int, ...], num_kinds: int, pp: int) -> FloatArray:
+def stage_profiles(layers: tuple[int, ...], num_kinds: int, pp: int, stages: tuple[int, ...] = ()) -> FloatArray:
     """Counts ``[profiles, prologue | kinds | epilogue]`` of the stages that can bind.
 
-    ``layers`` is the kind of every layer in order. A stage whose counts are all at most another's can neither be the
+    ``layers`` is the kind of every layer in order, ``stages`` the layers of each stage where the even partition is not
+    meant. A stage whose counts are all at most another's can neither be the
     slowest nor the fullest, and is left out.
     """
     rows = []
     start = 0
-    for stage, count in enumerate(partition(len(layers), pp)):
+    for stage, count in enumerate(stages or partition(len(layers), pp)):
         kinds = np.bincount(np.array(layers[start : start + count], dtype=np.int64), minlength=num_kinds)
         rows.append([float(stage == 0), *kinds.astype(float), float(stage == pp - 1)])
         start += count
@@ -44,8 +32,13 @@ def stage_profiles(layers: tuple[int, ...], num_kinds: int, pp: int) -> FloatArr
     return np.array(found)
 
 
-def padded_profiles(layers: tuple[int, ...], num_kinds: int, pps: NDArray[np.int64]) -> FloatArray:
-    """Profiles of several pp at once: ``[len(pps), profiles, parts]``, padded with repeats of the first."""
-    each = [stage_profiles(layers, num_kinds, int(pp)) for pp in pps]
+def padded_profiles(
+    layers: tuple[int, ...], num_kinds: int, pps: NDArray[np.int64], stages: tuple[int, ...] = ()
+) -> FloatArray:
+    """Profiles of several pp at once: ``[len(pps), profiles, parts]``, padded with repeats of the first.
+
+    ``stages`` is the partition of as many stages as it has.
+    """
+    each = [stage_profiles(layers, num_kinds, int(pp), stages if len(stages) == pp else ()) for pp in pps]
     most = max(len(p) for p in each)
     return np.stack([np.concatenate([p, np.repeat(p[:1], most - len(p), 0)]) for p in each])

@@ -24,6 +24,7 @@ from autoshard.sharding.legality import choice_key, choice_keys
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
+from autoshard.sharding.stages import residual_width
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.launches import joins_experts, merged_products
@@ -258,9 +259,10 @@ class TableBuilder:
         return np.where(self.points.dp == 1, kept, seconds)
 
     def send(self) -> Component:
-        """The hand-over of one microbatch to the next stage: the residual, from one device to one device."""
-        width = next((op.width.size for b in self.graph.blocks for op in b.ops if isinstance(op, Add)), 1)
-        num_bytes = self._amounts[False].tokens * width * ACTIVATION_BYTES
+        """The hand-over of one microbatch to the next stage: the residual in its layout, device to device."""
+        whole = self._amounts[False].tokens * residual_width(self.graph) * ACTIVATION_BYTES
+        layouts = [_RESIDUAL_LAYOUTS[c] for c in self.variables[self._index[RESIDUAL]].choices]
+        num_bytes = np.stack([whole / self.points.sizes["tp"] if x is S else whole for x in layouts], 1)
         many = self.points.pp > 1
         # The step waits for the slowest hand-over: only a replica that lies in one node has none between nodes.
         replica, per_node = self.points.pp * self.points.group, self.cluster.devices_per_node
@@ -268,14 +270,14 @@ class TableBuilder:
         seconds = collective_s(
             "send_recv",
             num_bytes,
-            np.where(many, 2, 1),
-            np.where(many & close, 2, 1),
+            np.where(many, 2, 1)[:, None],
+            np.where(many & close, 2, 1)[:, None],
             self.cluster.intra,
             self.cluster.inter,
         )
         return Component(
             name="send",
-            factors=(Factor(variables=(), table=seconds, label="stage", what="send_recv"),),
+            factors=(Factor(variables=(self._index[RESIDUAL],), table=seconds, label="stage", what="send_recv"),),
             weights=(),
             kv=(),
         )

@@ -35,6 +35,6 @@ def terms(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[Term
             if value > 0:
                 found.append(Term(part=part.name, label=factor.label, what=factor.what, seconds=value))
     if pp > 1:
-        sent = float(simulator.send_s[point]) * pp
+        sent = float(simulator.send_s[point, dims[0]]) * pp
         found.append(Term(part="send", label="stage", what="send_recv", seconds=sent))
     return tuple(found)

@@ -12,23 +12,24 @@ from autoshard.sharding.space import free_ops, options, sharded_residual_reason
 from autoshard.sharding.strategy import RESIDUAL
 from autoshard.validate.job import Case
 
-_SCALED = ("dp", "tp", "ep", "etp")
+_SCALED = ("pp", "dp", "tp", "ep", "etp")
 
 
 def scale_degrees(graph: OpGraph, degrees: Degrees, nproc: int) -> tuple[Degrees, tuple[str, ...]]:
     """Degrees for ``nproc`` ranks that keep the shape of ``degrees``, and what could not be kept.
 
-    Among all legal (dp, tp, ep, etp) on nproc ranks, the one with fewest degrees above one lost, then none gained, then
-    the nearest ratios (log scale). pp becomes 1: stages are planned, not yet run.
+    Among all legal (pp, dp, tp, ep, etp) on nproc ranks, the one with fewest degrees above one lost, then none gained,
+    then the nearest ratios (log scale).
     """
-    candidates = list(legal_degrees(graph, nproc))
+    candidates = [d for pp in _divisors(nproc) if pp == 1 or degrees.pp > 1 for d in legal_degrees(graph, nproc, pp)]
 
     def distance(d: Degrees) -> tuple[int, int, float]:
         pairs = [(getattr(degrees, n), getattr(d, n)) for n in _SCALED]
         lost = sum(a > 1 and b == 1 for a, b in pairs)
         gained = sum(a == 1 and b > 1 for a, b in pairs)
-        shift = math.log(nproc / degrees.group)
-        return lost, gained, sum(abs(math.log(b / a) - shift / 2) for a, b in pairs)
+        shift = math.log(d.group / degrees.group)
+        inside = sum(abs(math.log(b / a) - shift / 2) for a, b in pairs[1:])
+        return lost, gained, inside + abs(math.log(d.pp / degrees.pp))
 
     best = min(candidates, key=distance)
     notes = [
@@ -36,19 +37,21 @@ def scale_degrees(graph: OpGraph, degrees: Degrees, nproc: int) -> tuple[Degrees
         for n in _SCALED
         if getattr(degrees, n) > 1 and getattr(best, n) == 1
     ]
-    if degrees.pp > 1:
-        notes.append(f"pp={degrees.pp} of the plan is 1: pipeline stages are planned, not yet run")
     return best, tuple(notes)
 
 
-def legal_degrees(graph: OpGraph, nproc: int) -> Iterator[Degrees]:
-    """All legal degrees of one stage of ``nproc`` ranks; a dense model has ep = dp."""
-    divisors = [d for d in range(1, nproc + 1) if nproc % d == 0]
-    for tp in divisors:
-        for ep in divisors:
-            dp, etp = nproc // tp, nproc // ep
-            if (dp % ep == 0 or ep % dp == 0) and not degree_reasons(graph, pp=1, dp=dp, tp=tp, ep=ep):
-                yield Degrees(dp=dp, tp=tp, ep=ep, etp=etp, batch=dp)
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def legal_degrees(graph: OpGraph, nproc: int, pp: int = 1) -> Iterator[Degrees]:
+    """All legal degrees of ``pp`` stages on ``nproc`` ranks together; a dense model has ep = dp."""
+    group = nproc // pp
+    for tp in _divisors(group):
+        for ep in _divisors(group):
+            dp, etp = group // tp, group // ep
+            if (dp % ep == 0 or ep % dp == 0) and not degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep):
+                yield Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=dp * pp)
 
 
 def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "plan") -> Case:
@@ -71,38 +74,67 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
             if wanted is not None and why is not None:
                 notes.append(f"choice {wanted} of {key} is not offered on {nproc} ranks: {why}")
             chosen[key] = wanted if why is None else None
-    return Case(name=name, strategy=Strategy(degrees=degrees, choices=tuple(chosen.items())), notes=tuple(notes))
+    scaled_strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+    return Case(name=name, strategy=scaled_strategy, notes=tuple(notes))
+
+
+def pattern_points(graph: OpGraph, nproc: int) -> dict[str, Degrees]:
+    """Named degrees of one stage over ``nproc`` ranks: tp, EP, EP x expert-TP and attention DP, where possible."""
+    if not expert_counts(graph):
+        points = {"tp": Degrees(tp=nproc, ep=1, etp=nproc), "data_parallel": Degrees(dp=nproc, ep=nproc, batch=nproc)}
+        if nproc % 2 == 0 and nproc > 2:
+            points["dp_x_tp"] = Degrees(dp=2, tp=nproc // 2, ep=2, etp=nproc // 2, batch=2)
+        return points
+    points = {"tp": Degrees(tp=nproc, etp=nproc), "ep": Degrees(tp=nproc, ep=nproc)}
+    half = nproc // 2
+    if nproc % 2 == 0 and half > 1:
+        points["ep_x_etp"] = Degrees(tp=nproc, ep=half, etp=2)
+        points["attention_dp_ep"] = Degrees(dp=2, tp=half, ep=nproc, batch=2)
+        points["attention_dp_ep_x_etp"] = Degrees(dp=nproc, ep=half, etp=2, batch=nproc)
+    return points
+
+
+def pipeline_points(graph: OpGraph, nproc: int) -> dict[str, Degrees]:
+    """Named degrees of two stages over ``nproc`` ranks, and of as many stages as there are ranks."""
+    points: dict[str, Degrees] = {}
+    half = nproc // 2
+    if half == 1:
+        points["pp2"] = Degrees(pp=2, batch=2)
+    elif nproc % 2 == 0:
+        points["pp2_x_tp"] = Degrees(pp=2, tp=half, ep=1, etp=half, batch=2)
+        points["pp2_x_dp"] = Degrees(pp=2, dp=half, ep=half, batch=nproc)
+        if expert_counts(graph):
+            points["pp2_x_ep"] = Degrees(pp=2, tp=half, ep=half, batch=2)
+        points["pp"] = Degrees(pp=nproc, batch=nproc)
+    return points
 
 
 def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
-    """Every named pattern over tp, EP, EP x expert-TP and attention DP, as far as ``nproc`` ranks allow."""
-    points = {"tp": Degrees(tp=nproc, etp=nproc)}
-    if expert_counts(graph):
-        half = nproc // 2
-        points["ep"] = Degrees(tp=nproc, ep=nproc)
-        if nproc % 2 == 0 and half > 1:
-            points["ep_x_etp"] = Degrees(tp=nproc, ep=half, etp=2)
-            points["attention_dp_ep"] = Degrees(dp=2, tp=half, ep=nproc, batch=2)
-            points["attention_dp_ep_x_etp"] = Degrees(dp=nproc, ep=half, etp=2, batch=nproc)
-    else:
-        points["data_parallel"] = Degrees(dp=nproc, ep=nproc, batch=nproc)
-        points["tp"] = Degrees(tp=nproc, ep=1, etp=nproc)
-        if nproc % 2 == 0 and nproc > 2:
-            points["dp_x_tp"] = Degrees(dp=2, tp=nproc // 2, ep=2, etp=nproc // 2, batch=2)
-    for point, degrees in points.items():
-        if degree_reasons(graph, pp=1, dp=degrees.dp, tp=degrees.tp, ep=degrees.ep):
-            continue
+    """Every named pattern at every named point of one stage, then Megatron's at those of several."""
+    for point, degrees in pattern_points(graph, nproc).items():
         for pattern in PATTERNS:
-            if pattern == "replicated":
-                continue
-            for residual in (None, 0) if degrees.tp > 1 and sharded_residual_reason(graph) is None else (None,):
-                strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
-                name = f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual")
-                yield Case(name=name, strategy=strategy)
+            if pattern != "replicated":
+                yield from _pattern_case(graph, point, degrees, pattern)
+    yield from pipeline_cases(graph, nproc)
+
+
+def pipeline_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
+    """Megatron's pattern in stages, at every named point of more than one."""
+    for point, degrees in pipeline_points(graph, nproc).items():
+        yield from _pattern_case(graph, point, degrees, "megatron")
+
+
+def _pattern_case(graph: OpGraph, point: str, degrees: Degrees, pattern: str) -> Iterator[Case]:
+    """A pattern at a point where it is legal, with the residual replicated and, where it can be, sharded."""
+    if degree_reasons(graph, pp=degrees.pp, dp=degrees.dp, tp=degrees.tp, ep=degrees.ep):
+        return
+    for residual in (None, 0) if degrees.tp > 1 and sharded_residual_reason(graph) is None else (None,):
+        strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
+        yield Case(name=f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual"), strategy=strategy)
 
 
 def default_cases(graph: OpGraph, nproc: int, plan: Strategy | None = None) -> tuple[Case, ...]:
-    """The plan's own pattern first, then every named pattern at every kind of degrees."""
+    """The plan's own pattern first, then every named pattern at every kind of degrees, pipelines last."""
     own = () if plan is None else (plan_case(graph, plan, nproc),)
     return (*own, *pattern_cases(graph, nproc))
 

@@ -1,8 +1,9 @@
 """A log of what ranks really send: every collective that reaches torch's dispatcher, with its group and its bytes.
 
 Bytes follow `autoshard.sharding.Step`: the buffer of an all_reduce, the gathered output of an all_gather, the total
-input of a reduce_scatter, the send buffer of an all_to_all. Both dialects are seen: ``c10d`` (torch.distributed calls)
-and ``_c10d_functional`` (DTensor's own redistributes), so that a collective nobody planned shows up too.
+input of a reduce_scatter, the send buffer of an all_to_all, the message of a send (logged by the sender). Both dialects
+are seen: ``c10d`` (torch.distributed calls) and ``_c10d_functional`` (DTensor's own redistributes), so that a
+collective nobody planned shows up too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,8 @@ class CommLog(DispatchMode):
             kind, payload = _KINDS.get(name, (name, "first"))
             of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
             num_bytes = sum(t.numel() * t.element_size() for t in _tensors(of))
-            self.log.append(LoggedCollective(kind, _group_of(args), num_bytes))
+            ranks = _between(args) if kind == "send_recv" else _group_of(args)
+            self.log.append(LoggedCollective(kind, ranks, num_bytes))
         return out
 
 
@@ -73,6 +75,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _between(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Global ranks of sender and receiver of a ``send``: this rank, and the operator's group rank as a global one."""
+    group = _group_of(args)
+    return tuple(sorted((dist.get_rank(), group[next(a for a in args if isinstance(a, int))])))
 
 
 def _group_of(args: tuple[Any, ...]) -> tuple[int, ...]:

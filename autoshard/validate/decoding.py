@@ -17,8 +17,8 @@ def new_cache(model: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def next_logits(model: nn.Module, ids: Tensor, cache: Any) -> Tensor:
-    """Logits (b, s, vocab) of ``ids`` (b, s) after what ``cache`` has seen."""
+def next_logits(model: nn.Module, ids: Tensor, cache: Any) -> Tensor | None:
+    """Logits (b, s, vocab) of ``ids`` (b, s) after what ``cache`` has seen; None on a stage that makes none."""
     if hasattr(model.config, "to_dict"):
         return model(input_ids=ids, cache=cache, use_cache=True).logits  # type: ignore[no-any-return]
     return model(ids, cache=cache)  # type: ignore[no-any-return]

@@ -14,8 +14,9 @@ class ValidationReport:
     """One case on real ranks: is the sharded model the unsharded one, and does it send what the plan says.
 
     ``logits_max_rel_err`` is the worst over ranks, prompt and decode steps. ``expected`` was derived before the ranks
-    started; ``observed`` is rank 0's, or the first rank's that differs. ``difference`` is the first thing found
-    wrong, as a sentence; ``notes`` say what differs from what was asked (degrees that could not be kept).
+    started; ``observed`` is that of the first rank of every stage, or of the first that differs. ``parameter_bytes``
+    are the fullest stage's. ``difference`` is the first thing found wrong, as a sentence; ``notes`` say what differs
+    from what was asked (degrees that could not be kept).
     """
 
     name: str

@@ -44,7 +44,11 @@ def validate(
                 raise InvalidInputError(f"case {case.name}: {model.sequences} sequences over dp={d.dp}")
     work = [(m, dtype, case) for m in models for dtype in m.dtypes or dtypes for case in m.cases]
     expected = [
-        expect(m.graph, c.strategy, sequences=m.sequences, lengths=m.lengths, dtype=dtype) for m, dtype, c in work
+        [
+            expect(m.graph, c.strategy, sequences=m.sequences, lengths=m.lengths, dtype=dtype, stage=stage)
+            for stage in range(c.strategy.degrees.pp)
+        ]
+        for m, dtype, c in work
     ]
     job = Job(models=tuple(models), dtypes=tuple(dtypes), device=device, timeout_s=timeout_s)
     by_rank = launch(job, nproc, python_path=python_path)
@@ -55,14 +59,16 @@ def validate(
 
 
 def _judge(
-    model: ModelJob, dtype: str, case: Case, want: Expectation, ranks: Sequence[dict[str, Any]], device: str
+    model: ModelJob, dtype: str, case: Case, stages: Sequence[Expectation], ranks: Sequence[dict[str, Any]], device: str
 ) -> ValidationReport:
-    """Compare what the ranks saw with what was expected."""
+    """Compare what the ranks saw with what was expected of their stages."""
     differences: list[str] = []
     worst = 0.0
-    observed: tuple[Traffic, ...] = ()
+    observed: dict[int, tuple[Traffic, ...]] = {}
     traffic_ok = bytes_ok = True
     for rank, result in enumerate(ranks):
+        stage = rank // case.strategy.degrees.group
+        want = stages[stage]
         if "exception" in result:
             worst, traffic_ok, bytes_ok = math.inf, False, False
             differences.append(f"rank {rank} raised {result['exception']}")
@@ -72,9 +78,12 @@ def _judge(
             if not error <= TOLERANCE[dtype]:
                 where = "prompt" if step == 0 else f"decode step {step}"
                 differences.append(f"rank {rank}: logits of the {where} differ by {error:.2e} > {TOLERANCE[dtype]:.0e}")
+        if stage == len(stages) - 1 and len(result["errors"]) != len(model.lengths):
+            worst = math.inf
+            differences.append(f"rank {rank} made {len(result['errors'])} of {len(model.lengths)} logits")
         seen = _observed(model, case, want, rank, result["traffic"])
-        if rank == 0 or (traffic_ok and seen != want.traffic):
-            observed = seen
+        if stage not in observed or (traffic_ok and seen != want.traffic):
+            observed[stage] = seen
         if seen != want.traffic:
             traffic_ok = False
             differences.append(f"rank {rank}: {_first_difference(want.traffic, seen)}")
@@ -93,12 +102,19 @@ def _judge(
         logits_max_rel_err=worst,
         tolerance=TOLERANCE[dtype],
         collectives_match=traffic_ok,
-        expected=want.traffic,
-        observed=observed,
-        parameter_bytes=want.parameter_bytes,
+        expected=tuple(t for want in stages for t in want.traffic),
+        observed=tuple(t for _, traffic in sorted(observed.items()) for t in traffic),
+        parameter_bytes=max(want.parameter_bytes for want in stages),
         parameter_bytes_match=bytes_ok,
-        difference=differences[0] if differences else None,
+        difference=_cause(differences),
         notes=case.notes,
+    )
+
+
+def _cause(differences: Sequence[str]) -> str | None:
+    """The first difference that does not only say that another rank is gone."""
+    return next(
+        (d for d in differences if "Timed out" not in d and "closed by peer" not in d), next(iter(differences), None)
     )
 
 
@@ -111,6 +127,9 @@ def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: S
     degrees = case.strategy.degrees
     axes = [axis for axis, view in mesh_of(model.graph, degrees).views if view]
     ranks_of = {str(axis): axis_ranks(model.graph, degrees, axis, rank) for axis in axes}
+    stage = rank // degrees.group
+    if stage < degrees.pp - 1:
+        ranks_of["pp"] = axis_ranks(model.graph, degrees, "pp", rank)
     left = Counter({(step, kind, tuple(sorted(ranks)), size): n for step, kind, ranks, size, n in seen})
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     names: dict[Any, str] = {}
@@ -124,7 +143,7 @@ def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: S
         step, kind, ranks, num_bytes = key
         axis = names.get(key) or next((a for a, r in ranks_of.items() if r == ranks), f"ranks {ranks}")
         found[step, kind, axis, len(ranks), num_bytes] += count
-    return tuple(sorted(Traffic(*key, count) for key, count in found.items() if count))
+    return tuple(sorted(Traffic(*key, count, stage) for key, count in found.items() if count))
 
 
 def _first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
@@ -134,7 +153,8 @@ def _first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
 
     def words(t: Traffic) -> str:
         where = "prompt" if t.step == 0 else f"decode step {t.step}"
-        return f"{t.count} x {t.kind} over {t.axis} ({t.group_size} ranks) of {t.num_bytes} bytes in the {where}"
+        at = f", stage {t.stage}" if t.stage else ""
+        return f"{t.count} x {t.kind} over {t.axis} ({t.group_size} ranks) of {t.num_bytes} bytes in the {where}{at}"
 
     parts = [f"expected {words(missing[0])}"] if missing else []
     parts += [f"saw {words(extra[0])}"] if extra else []

@@ -83,6 +83,22 @@ def test_fix_and_pin_hold() -> None:
     assert residual.strategy.choice("model/residual") == 0
 
 
+def test_stages_dealt_by_hand(tmp_path: Path) -> None:
+    # 32 layers on 2 stages; the longer one of 20 decides where 16 did: (20 t + ...) / (16 t + ...), nearly 20 / 16
+    fix = {"tp": 4, "dp": 1, "ep": 4, "batch": 16}
+    even, uneven = (exact("mixtral-8x7b", fix={**fix, "pp": 2}), exact("mixtral-8x7b", fix=fix, stages="20,12"))
+    assert even.data.stages == (16, 16) and uneven.data.stages == (20, 12) and uneven.degrees.pp == 2
+    assert 1.15 < uneven.predicted.step_s / even.predicted.step_s <= 1.25
+    (sent,) = uneven.data.handovers
+    assert (sent.kind, sent.axis, sent.from_stage, sent.to_stage, sent.count) == ("send_recv", "pp", 0, 1, 1)
+    shards = 4 if uneven.strategy.choice("model/residual") == 0 else 1
+    assert sent.num_bytes == 8 * 4096 * 2 // shards  # a microbatch is 8 sequences of one token, in bfloat16
+    uneven.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").data == uneven.data
+    with pytest.raises(InvalidInputError, match="deal out 31 layers, mixtral-8x7b has 32; the even partition is 16,16"):
+        exact("mixtral-8x7b", stages=(20, 11))
+
+
 def test_save_load_save_is_the_same_bytes(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "a.json")
     loaded = Plan.load(tmp_path / "a.json")
@@ -93,7 +109,7 @@ def test_save_load_save_is_the_same_bytes(plan: Plan, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
-@pytest.mark.parametrize("field", ["mesh", "parameters", "ops", "graph", "choices"])
+@pytest.mark.parametrize("field", ["mesh", "parameters", "ops", "graph", "choices", "stages", "handovers"])
 def test_a_changed_plan_is_refused(plan: Plan, tmp_path: Path, field: str) -> None:
     data = plan.to_dict()
     match field:
@@ -103,6 +119,11 @@ def test_a_changed_plan_is_refused(plan: Plan, tmp_path: Path, field: str) -> No
             data["parameters"]["model.layers.3.self_attn.q_proj.weight"]["placements"] = ["R", "R"]
         case "ops":
             data["ops"]["layers"][5]["collectives"] = []
+        case "stages":
+            data["strategy"]["stages"] = [31, 1]
+        case "handovers":
+            sent = {"kind": "send_recv", "axis": "pp", "group_size": 2, "num_bytes": 1, "count": 1}
+            data["handovers"] = [{**sent, "from_stage": 0, "to_stage": 1}]
         case "graph":
             data["graph"]["blocks"][0]["ops"][1]["params"][0]["shape"][0] += 1
         case "choices":

@@ -49,6 +49,7 @@ def small(write_config: Callable[[str], str]) -> str:
         (["plan", "mixtral-8x7b", "--fix", "tp=0"], "tp=0 must be a whole number of at least 1"),
         (["plan", "mixtral-8x7b", "--fix", "tp"], "cannot read 'tp' of --fix 'tp': it is written as tp=8,ep=8"),
         (["plan", "mixtral-8x7b", "--fix", "tp=1,tp=2"], "gives tp twice"),
+        (["plan", "mixtral-8x7b", "--stages", "16"], "stages 16 deal out 16 layers, mixtral-8x7b has 32"),
         (["plan", "mixtral-8x7b", "--pin", "q=2"], "q=2: a choice is 0 (shard the output), 1 "),
         (
             ["plan", "mixtral-8x7b", "--search", "rll"],

@@ -36,7 +36,9 @@ DEGREES = [
 ]
 
 
-@pytest.mark.parametrize("degrees", DEGREES, ids=str)
+@pytest.mark.parametrize(
+    "degrees", [*DEGREES, Degrees(pp=2, tp=4, ep=2, etp=2), Degrees(pp=4, dp=2, ep=2, batch=2)], ids=str
+)
 def test_every_axis_has_the_ranks_the_core_says(world: None, degrees: Degrees) -> None:  # noqa: ARG001
     graph = graph_of("mixtral")
     mesh = device_mesh(graph, degrees, "cpu")
@@ -145,5 +147,6 @@ def test_what_does_not_belong_is_refused(world: None) -> None:  # noqa: ARG001
         apply(model, graph, strategy, mesh)
     with pytest.raises(PlanMismatchError, match=r"1\*1\*4 = 4 ranks, this job has 8"):
         device_mesh(graph, Degrees(tp=4, ep=4), "cpu")
-    with pytest.raises(InvalidInputError, match="planned, not yet run"):
-        device_mesh(graph, Degrees(pp=2, tp=4, ep=4), "cpu")
+    with pytest.raises(InvalidInputError, match="stages 2,1 are not 2 layers over pp=2"):
+        staged = replace(strategy, degrees=Degrees(pp=2, tp=4, ep=4), stages=(2, 1))
+        apply(SOURCES["mixtral"].build(), graph, staged, mesh)

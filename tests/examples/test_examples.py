@@ -20,9 +20,10 @@ def test_five_lines() -> None:
     assert "q_proj.weight (Replicate(), Shard(dim=0)) on Submesh(mesh_dim_names=('dp', 'tp')" in out
 
 
-def test_apply_4_ranks() -> None:
+def test_run_4_ranks() -> None:
     launcher = ("-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=4", "--rdzv-backend=c10d")
     rendezvous = ("--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
-    out = run(*launcher, *rendezvous, str(FOLDER / "apply_4_ranks.py"))
-    assert "q_proj: (128, 128)" in out and "(32, 128) on this rank" in out
-    assert "logits differ by" in out
+    out = run(*launcher, *rendezvous, str(FOLDER / "run_4_ranks.py"))
+    assert "tp=4 ep=2 etp=2" in out and "rank 0 has layers [0, 1, 2]" in out
+    assert "pp=2 dp=1 tp=2 ep=2 etp=1" in out and "rank 0 has layers [0]" in out and "rank 3 has layers [1, 2]" in out
+    assert out.count("generated tokens equal: True") == 4

@@ -32,6 +32,7 @@ SOURCES: dict[str, ModelSource] = {
         _config("llama", "LlamaForCausalLM"),
         _config("llama-tied", "LlamaForCausalLM", tie_word_embeddings=True),
         _config("llama-biases", "LlamaForCausalLM", attention_bias=True, mlp_bias=True),
+        _config("mixtral-3-layers", "MixtralForCausalLM", **{**_MIXTRAL, "num_hidden_layers": 3}),
         _config("mixtral-2-kv-heads", "MixtralForCausalLM", **{**_MIXTRAL, "num_key_value_heads": 2}),
         _config("olmoe-2-kv-heads", "OlmoeForCausalLM", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
         FactorySource(name="fused-gpt", target="tests.validate.fused_gpt:build"),

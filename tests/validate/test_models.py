@@ -4,9 +4,12 @@ All in one launch, because starting ranks is slow. ``AUTOSHARD_RANDOM_STRATEGIES
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from autoshard.sharding import Degrees
+from autoshard.sharding.patterns import pattern_strategy
 from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, validate
 from tests.validate.sources import SOURCES, graph_of
 from tests.validate.strategies import random_strategies
@@ -24,6 +27,12 @@ def job(model: str, cases: list[Case], dtype: str) -> ModelJob:
     return ModelJob(source=SOURCES[model].to_dict(), graph=graph_of(model), cases=named, dtypes=(dtype,))
 
 
+def uneven_cases() -> list[Case]:
+    degrees = Degrees(pp=2, tp=2, ep=2, batch=2)
+    even = pattern_strategy(graph_of("mixtral-3-layers"), degrees, "gather_out")
+    return [Case(name=str(stages), strategy=replace(even, stages=stages)) for stages in ((), (1, 2))]
+
+
 @pytest.fixture(scope="module")
 def reports() -> tuple[ValidationReport, ...]:
     jobs = []
@@ -32,6 +41,8 @@ def reports() -> tuple[ValidationReport, ...]:
         jobs.append(job(model, patterns, "float64"))
         # A sharded residual is a variant of these patterns: in float64 and in the random strategies only.
         jobs.append(job(model, [c for c in patterns if "sharded_residual" not in c.name], "float32"))
+    # 3 layers: 2 and 1 as they are dealt, 1 and 2 by hand.
+    jobs.append(job("mixtral-3-layers", uneven_cases(), "float64"))
     for model in OTHER:
         jobs.append(
             job(model, [c for c in default_cases(graph_of(model), NPROC) if c.name.startswith("tp/")], "float64")
@@ -59,7 +70,21 @@ def test_every_pattern(reports: tuple[ValidationReport, ...], model: str, dtype:
     assert_all_passed(mine)
     points = {r.name.removeprefix(f"{model}: ").partition("/")[0] for r in mine}
     assert all(r.expected for r in mine)
-    assert points == {"tp", "ep", "ep_x_etp", "attention_dp_ep", "attention_dp_ep_x_etp"}
+    one_stage = {"tp", "ep", "ep_x_etp", "attention_dp_ep", "attention_dp_ep_x_etp"}
+    assert points == one_stage | {"pp2_x_tp", "pp2_x_dp", "pp2_x_ep"}
+    for report in mine:
+        stages = {t.stage for t in report.expected if t.kind == "send_recv"}
+        assert stages == ({0} if report.name.partition(": ")[2].startswith("pp2") else set())
+
+
+@pytest.mark.timeout(900)
+def test_uneven_stages(reports: tuple[ValidationReport, ...]) -> None:
+    mine = [r for r in reports if r.name.startswith("mixtral-3-layers: ")]
+    assert len(mine) == 2
+    assert_all_passed(mine)
+    # 4 sequences, 2 microbatches of 2: the prompt of 6 tokens is handed over as 2 x 6 x 64 x 8 = 6144 bytes, twice
+    sent = [t for t in mine[0].observed if t.kind == "send_recv" and t.step == 0]
+    assert [(t.stage, t.axis, t.num_bytes, t.count) for t in sent] == [(0, "pp", 6144, 2)]
 
 
 @pytest.mark.timeout(900)

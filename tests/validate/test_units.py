@@ -66,8 +66,11 @@ def test_scaled_degrees_keep_what_is_parallel() -> None:
     d, notes = scale_degrees(graph, Degrees(tp=8, ep=8), 4)
     assert (d.dp, d.tp, d.ep, d.etp) == (1, 4, 4, 1) and not notes
     d, notes = scale_degrees(graph, Degrees(pp=2, dp=8, ep=8, batch=16), 4)
-    assert (d.dp, d.tp, d.ep, d.etp) == (4, 1, 4, 1)
-    assert notes == ("pp=2 of the plan is 1: pipeline stages are planned, not yet run",)
+    assert (d.pp, d.dp, d.tp, d.ep, d.etp) == (2, 2, 1, 2, 1) and not notes
+    d, notes = scale_degrees(graph, Degrees(pp=4, tp=8, ep=8, batch=4), 4)
+    assert (d.pp, d.dp, d.tp, d.ep, d.etp) == (2, 1, 2, 2, 1) and not notes  # 2 layers: at most 2 stages
+    d, notes = scale_degrees(graph, Degrees(pp=2, dp=2, tp=2, ep=4, batch=4), 2)
+    assert len(notes) == 2 and all("of the plan is 1 on 2 ranks" in n for n in notes)
     d, notes = scale_degrees(graph, Degrees(dp=2, tp=2, ep=2, etp=2, batch=2), 2)
     assert d.num_devices == 2 and len(notes) == 2 and "of the plan is 1 on 2 ranks" in notes[0]
 

@@ -78,6 +78,8 @@ def _header(data: Mapping[str, Any]) -> RenderableType:
     if degrees["pp"] > 1:
         runs = ((layers, len(list(same))) for layers, same in groupby(data["stages"]))
         table.add_row("stages", ", ".join(f"{count} of {layers} layers" for layers, count in runs))
+        sent = numbers.num_bytes(data["handovers"][0]["num_bytes"])
+        table.add_row("", f"a rank hands {sent} of every microbatch to the next stage")
     residual = "sharded over tp" if data["choices"].get("model/residual") == 0 else "replicated over tp"
     table.add_row("residual", residual)
     return table

@@ -19,7 +19,7 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         by_name.setdefault(case["name"], []).append(case)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("case", no_wrap=True)
-    table.add_column("dp tp ep etp", no_wrap=True)
+    table.add_column("pp dp tp ep etp", no_wrap=True)
     for dtype in data["by_dtype"]:
         table.add_column(dtype, justify="right", no_wrap=True)
     table.add_column("collectives", justify="right", no_wrap=True)
@@ -28,7 +28,7 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         calls = max(sum(t["count"] for t in run["observed"]) for run in runs)
         table.add_row(
             name,
-            "  ".join(f"{runs[0]['degrees'][n]}" for n in ("dp", "tp", "ep", "etp")),
+            "  ".join(f"{runs[0]['degrees'][n]}" for n in ("pp", "dp", "tp", "ep", "etp")),
             *(_error(run) for run in runs),
             _mark(all(run["collectives_match"] for run in runs), f"{calls} =="),
             _mark(all(run["parameter_bytes_match"] for run in runs), "=="),
