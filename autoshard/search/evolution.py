@@ -46,7 +46,7 @@ def search(problem: Problem, *, seed: int) -> SearchResult:
 
 def decode(problem: Problem, keys: FloatArray) -> IntArray:
     """[n, C] strategies of [n, C] keys in [0, 1]."""
-    x = np.zeros(keys.shape, dtype=np.int64)
+    x = np.zeros((len(keys), len(problem.num_options)), dtype=np.int64)
     for position in range(x.shape[1]):
         allowed = problem.mask(x, position)
         count = allowed.sum(1)
