@@ -9,7 +9,7 @@ from autoshard.ir import OpGraph
 from autoshard.tracing.config_check import quiet_transformers
 from autoshard.tracing.source import ConfigSource, ModelSource
 
-_MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+_MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 _QUANTISED = ("quant_method", "fmt", "weight_block_size", "bits", "group_size", "activation_scheme")
 
 
@@ -74,8 +74,9 @@ def _extra_prediction(config: Mapping[str, Any], graph: OpGraph) -> dict[str, in
     Each is taken as one more layer of the last kind, two norms over its inputs, one after it, and the matrix (2h -> h)
     that joins them; embedding and head are shared with the model.
     """
-    layers = next((int(config[k]) for k in _MTP_COUNTS if config.get(k)), 0)
-    if not layers:
+    counts = [config[k] for k in _MTP_COUNTS if isinstance(config.get(k), int)]
+    layers = next((n for n in counts if n > 0), 0)
+    if not layers or any("mtp" in p.fqn for *_, p in graph.parameters()):
         return None
     block = graph.blocks[graph.layers[-1]]
     hidden = next((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), 0)
