@@ -36,12 +36,13 @@ MEMORY_RULE = "memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked: a launch, a context, and the degrees that are fixed."""
+    """What is asked: a launch, a context, and the degrees that are fixed; ``batch`` only brings a note."""
 
     launch: Launch
     context: int
     kv_dtype: str
     fixed: Mapping[str, int]
+    batch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,19 @@ class Verdict:
     @property
     def notes(self) -> tuple[Finding, ...]:
         """What is legal and worth knowing."""
-        return tuple(f for f in self.findings if f.effect == "note")
+        found = tuple(f for f in self.findings if f.effect == "note")
+        batch, most = self.request.batch, self.memory.max_concurrency * self.chosen.dp
+        if batch is None or batch <= most:
+            return found
+        queued = Finding(
+            rule="batch vs cache",
+            values={"batch": batch, "max_concurrency": round(most, 2)},
+            message=f"batch={batch} is more than the {most:.1f} requests of {self.request.context:,} tokens that a"
+            " replica's cache holds: the others would wait",
+            effect="note",
+            source="counting",
+        )
+        return (*found, queued)
 
 
 def memory_finding(request: Request, memory: RankMemory) -> Finding:
@@ -206,11 +219,12 @@ def make_request(
         scheme=quant if isinstance(quant, Scheme) else find_scheme(quant),
         options=profile.with_options(parse_options(options)),
     )
-    fixed = {k: v for k, v in parse_fix(fix).items() if k != "batch"}
+    fixed = parse_fix(fix)
     for name, value in fixed.items():
         if value > LARGEST_PIN:
             raise InvalidInputError(f"{name}={value} is more than {LARGEST_PIN:,}")
-    return Request(launch=launch, context=context, kv_dtype=workload.kv_dtype, fixed=fixed)
+    batch = fixed.pop("batch", None)
+    return Request(launch=launch, context=context, kv_dtype=workload.kv_dtype, fixed=fixed, batch=batch)
 
 
 def with_cluster(request: Request, cluster: Cluster) -> Request:

@@ -182,6 +182,12 @@ def batch_is_capped_by_cache() -> None:
         options={"fraction": 0.45},
     )
     assert less.max_concurrency == pytest.approx(m.max_concurrency / 2)
+    # A batch beyond it is not refused by engines, which let it wait: a note says so.
+    ask = {"model": "deepseek-v3", "cluster": "H200x8", "engine": "trtllm", "quant": "fp8_block"}
+    held = int(answer(**ask, fix="tp=8,ep=8")["max_concurrency"])
+    for batch, notes in ((held, 0), (held + 1, 1)):
+        found = answer(**ask, fix=f"tp=8,ep=8,batch={batch}")["notes"]
+        assert sum(n["rule"] == "batch vs cache" for n in found) == notes
 
 
 def head_is_on_the_last_stage() -> None:
