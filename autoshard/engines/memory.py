@@ -12,8 +12,8 @@ from autoshard.engines.cache import request_bytes
 from autoshard.engines.legality import Judge, Launch
 from autoshard.engines.weights import Placement, Sites, WeightBytes
 from autoshard.ir import Activation, Add, Block, ExpertsLinear, Linear, OpGraph, Router
+from autoshard.sharding.degrees import partition
 from autoshard.sharding.space import tensor_width
-from autoshard.simulator.stages import partition
 from autoshard.units import GIB
 
 ACTIVATION_BYTES = 2.0

@@ -107,7 +107,7 @@ class MixerBuilder(BlockBuilder):
         return Mixer(
             name=self.names[op],
             fqn=common_module(
-                self._module(op),
+                self.context.owners[op.node.name],
                 *(p.fqn.rpartition(".")[0] for p in params),
                 *(self._fqn(s) for s in self._read(op) if s.shape == "contraction"),
             ),

@@ -68,8 +68,8 @@ def _told(ops: Sequence[FusedOp], leader: Mixer | Attention, found: ModuleSplit)
             equal = len(set(parts)) == 1
             op = replace(op, packed=len(parts) if equal else 1, parts=() if equal else parts)
             split.add(op.name)
-        elif op.name == leader.name:
-            op = replace(op, split=found.heads, params=_params(op, found, prefix))  # type: ignore[call-arg]
+        elif op.name == leader.name and isinstance(op, Mixer | Attention):
+            op = replace(op, split=found.heads, params=_params(op, found, prefix))
             op = replace(op, whole=_whole(op, split)) if isinstance(op, Mixer) else op
             split.add(op.name)
         elif inside and reads and isinstance(op, Mixer | Combine) and op.follows is None:

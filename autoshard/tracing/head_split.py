@@ -93,7 +93,7 @@ class _Experiment:
         n = next((n for n in (2, 3) if all(w % n == 0 for w in widths)), None)
         if n is None:
             raise NotSplit(f"its widths {widths} are odd")
-        first, second = (self._needed(lambda w, i=i: range(i * w // n, (i + 1) * w // n)) for i in (0, 1))  # type: ignore[misc]
+        first, second = (self._needed(lambda w, i=i: range(i * w // n, (i + 1) * w // n)) for i in (0, 1))
         last = second if n == 2 else self._needed(lambda w: range(w // n, w))
         parts = {key: _parts(first[key], last[key], n, key[1]) for key in first}
         entries = {name: p[1] for (kind, name), p in parts.items() if kind == "entry" and p is not None}
