@@ -58,21 +58,28 @@ class CommLog(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
-        namespace = name.partition("::")[0]
-        if namespace in ("c10d", "_c10d_functional") and name not in _QUIET:
-            kind, payload = _KINDS.get(name, (name, "first"))
-            of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
-            num_bytes = sum(t.numel() * t.element_size() for t in _tensors(of))
-            self.log.append(LoggedCollective(kind, _group_of(args), num_bytes))
+        if name.partition("::")[0] in ("c10d", "_c10d_functional"):
+            self.record(name, args, out)
         return out
 
+    def record(self, name: str, args: tuple[Any, ...], out: Any) -> LoggedCollective:
+        """What the call of a collective's operator is; it goes to the log unless nothing is sent by this rank."""
+        kind, payload = _KINDS.get(name, (name, "first"))
+        of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors_in(of))
+        found = LoggedCollective(kind, _group_of(args), num_bytes)
+        if name not in _QUIET:
+            self.log.append(found)
+        return found
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _group_of(args: tuple[Any, ...]) -> tuple[int, ...]:

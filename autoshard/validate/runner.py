@@ -18,6 +18,7 @@ from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, exp
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
 from autoshard.validate.report import TOLERANCE, ValidationReport
+from autoshard.validate.simulate import simulate
 
 
 def validate(
@@ -28,8 +29,11 @@ def validate(
     device: str = "cpu",
     timeout_s: float = 120.0,
     python_path: Sequence[Path] = (),
+    simulated: bool = False,
 ) -> tuple[ValidationReport, ...]:
     """Run every case of every model in every dtype on ``nproc`` ranks, in one launch; a report each, in that order.
+
+    ``simulated`` ranks are threads of this process; otherwise they are processes, over gloo or nccl.
 
     Raises:
         InvalidInputError: when a case needs another number of ranks, or sequences do not spread over its dp.
@@ -47,7 +51,7 @@ def validate(
         expect(m.graph, c.strategy, sequences=m.sequences, lengths=m.lengths, dtype=dtype) for m, dtype, c in work
     ]
     job = Job(models=tuple(models), dtypes=tuple(dtypes), device=device, timeout_s=timeout_s)
-    by_rank = launch(job, nproc, python_path=python_path)
+    by_rank = simulate(job, nproc) if simulated else launch(job, nproc, python_path=python_path)
     return tuple(
         _judge(m, dtype, case, want, [rank[i] for rank in by_rank], device)
         for i, ((m, dtype, case), want) in enumerate(zip(work, expected, strict=True))
