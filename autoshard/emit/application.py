@@ -54,7 +54,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh) -> M:
     check_mesh(mesh, stage, strategy.degrees)
     axes = mesh_axes(mesh, stage)
     resolved = resolve_graph(graph, strategy)
-    shard_parameters(model, place_all(graph, strategy), mesh, stage)
+    shard_parameters(model, place_all(graph, strategy), mesh, stage, axes)
     for block in graph.components():
         for instance in range(block.repeat):
             _emit_block(model, block, instance, resolved[block.name], axes)

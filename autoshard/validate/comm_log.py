@@ -7,6 +7,7 @@ and ``_c10d_functional`` (DTensor's own redistributes), so that a collective nob
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -57,8 +58,8 @@ class CommLog(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        if name.partition("::")[0] in ("c10d", "_c10d_functional"):
+        name = collective_name(func)
+        if name is not None:
             self.record(name, args, out)
         return out
 
@@ -71,6 +72,13 @@ class CommLog(DispatchMode):
         if name not in _QUIET:
             self.log.append(found)
         return found
+
+
+@cache
+def collective_name(func: Any) -> str | None:
+    """The name of an operator that communicates; None for all others."""
+    name: str = func._schema.name
+    return name if name.partition("::")[0] in ("c10d", "_c10d_functional") else None
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

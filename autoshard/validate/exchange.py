@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autoshard._torch import reduces_by_sum
-from autoshard.validate.comm_log import CommLog, LoggedCollective, tensors_in
+from autoshard.validate.comm_log import CommLog, LoggedCollective, collective_name, tensors_in
 from autoshard.validate.network import Network
 
 Offer = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[int] | None]
@@ -110,9 +110,9 @@ class SimulatedRank(CommLog):
         yield self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name.partition("::")[0] not in ("c10d", "_c10d_functional"):
-            return func(*args, **(kwargs or {}))
+        name = collective_name(func)
+        if name is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
         args = (*args, *(kwargs or {}).values())
         with torch.no_grad():
             return self._communicate(func, name, args)
@@ -160,4 +160,3 @@ def _broadcast_from(root: int) -> Callable[[list[Offer]], None]:
                     target.copy_(source)
 
     return work
-

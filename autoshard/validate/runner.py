@@ -9,11 +9,13 @@ and the bytes of parameters on every rank.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidInputError
-from autoshard.sharding import mesh_of
+from autoshard.ir import OpGraph
+from autoshard.sharding import Degrees, mesh_of
 from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, expect
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
@@ -53,7 +55,7 @@ def validate(
     job = Job(models=tuple(models), dtypes=tuple(dtypes), device=device, timeout_s=timeout_s)
     by_rank = simulate(job, nproc) if simulated else launch(job, nproc, python_path=python_path)
     return tuple(
-        _judge(m, dtype, case, want, [rank[i] for rank in by_rank], device)
+        replace(_judge(m, dtype, case, want, [rank[i] for rank in by_rank], device), simulated=simulated)
         for i, ((m, dtype, case), want) in enumerate(zip(work, expected, strict=True))
     )
 
@@ -76,12 +78,12 @@ def _judge(
             if not error <= TOLERANCE[dtype]:
                 where = "prompt" if step == 0 else f"decode step {step}"
                 differences.append(f"rank {rank}: logits of the {where} differ by {error:.2e} > {TOLERANCE[dtype]:.0e}")
-        seen = _observed(model, case, want, rank, result["traffic"])
+        seen = named_traffic(model.graph, case.strategy.degrees, want, rank, result["traffic"])
         if rank == 0 or (traffic_ok and seen != want.traffic):
             observed = seen
         if seen != want.traffic:
             traffic_ok = False
-            differences.append(f"rank {rank}: {_first_difference(want.traffic, seen)}")
+            differences.append(f"rank {rank}: {first_difference(want.traffic, seen)}")
         if result["parameter_bytes"] != want.parameter_bytes:
             bytes_ok = False
             differences.append(
@@ -106,15 +108,16 @@ def _judge(
     )
 
 
-def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: Sequence[Any]) -> tuple[Traffic, ...]:
+def named_traffic(
+    graph: OpGraph, degrees: Degrees, want: Expectation, rank: int, seen: Sequence[Any]
+) -> tuple[Traffic, ...]:
     """Traffic as logged, under the names of the axes.
 
     A log knows ranks, not axes, and two axes may have the same ranks: what was seen is first given to what was
     expected of those ranks; the rest goes by the first axis with these ranks, or by the ranks.
     """
-    degrees = case.strategy.degrees
-    axes = [axis for axis, view in mesh_of(model.graph, degrees).views if view]
-    ranks_of = {str(axis): axis_ranks(model.graph, degrees, axis, rank) for axis in axes}
+    axes = [axis for axis, view in mesh_of(graph, degrees).views if view]
+    ranks_of = {str(axis): axis_ranks(graph, degrees, axis, rank) for axis in axes}
     left = Counter({(step, kind, tuple(sorted(ranks)), size): n for step, kind, ranks, size, n in seen})
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     names: dict[Any, str] = {}
@@ -131,7 +134,7 @@ def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: S
     return tuple(sorted(Traffic(*key, count) for key, count in found.items() if count))
 
 
-def _first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
+def first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
     """The first entry that is on one side only, as words."""
     missing = [t for t in want if t not in seen]
     extra = [t for t in seen if t not in want]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from autoshard._torch import FakeStore, threads_as_ranks
 from autoshard.validate.exchange import SimulatedRank
 from autoshard.validate.job import Case, Job
-from autoshard.validate.launch import LaunchError
+from autoshard.validate.launch import LaunchTimeout
 from autoshard.validate.network import Network
 from autoshard.validate.worker import Rank, Unsharded, attempt, hook
 
@@ -46,7 +46,7 @@ class Simulation:
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if any(t.is_alive() for t in threads):
-                self._stop(LaunchError(f"{len(threads)} simulated ranks: not done after {self.job.timeout_s:.0f} s"))
+                self._stop(LaunchTimeout(f"{len(threads)} simulated ranks: not done after {self.job.timeout_s:g} s"))
                 for thread in threads:
                     thread.join(_PATIENCE_S / len(threads))
         if self.broken is not None:
@@ -99,6 +99,6 @@ def simulate(job: Job, num_ranks: int) -> list[list[dict[str, Any]]]:
     """Run ``job`` on ``num_ranks`` simulated ranks; the results of every rank, in rank order.
 
     Raises:
-        LaunchError: when ranks are still at work after the job's time.
+        LaunchTimeout: when ranks are still at work after the job's time.
     """
     return Simulation(job, num_ranks).run()

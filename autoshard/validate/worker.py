@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.steps import Axes
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.tracing import source_from_dict
@@ -51,28 +52,32 @@ class Unsharded:
             cache = new_cache(self.model)
             self.reference = [next_logits(self.model, ids, cache) for ids in self.ids]
 
+    def copy(self) -> nn.Module:
+        """Another model of the same parameters: applying a plan replaces them, and changes no value."""
+        return copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+
 
 class Rank:
     """One rank's work; its meshes are kept, since groups are slow to make. ``listen`` logs collectives."""
 
     def __init__(self, listen: Callable[[], AbstractContextManager[CommLog]] = CommLog) -> None:
         self.listen = listen
-        self.meshes: dict[Any, DeviceMesh] = {}
+        self.meshes: dict[Any, tuple[DeviceMesh, Axes]] = {}
 
-    def mesh(self, graph: OpGraph, strategy: Strategy, device: str) -> DeviceMesh:
-        """The mesh of the strategy's degrees, made once."""
+    def mesh(self, graph: OpGraph, strategy: Strategy, device: str) -> tuple[DeviceMesh, Axes]:
+        """The mesh of the strategy's degrees and its axes, made once."""
         d = strategy.degrees
         key = (mesh_of(graph, d), d.pp)
         if key not in self.meshes:
-            self.meshes[key] = device_mesh(graph, d, device)
+            mesh = device_mesh(graph, d, device)
+            self.meshes[key] = mesh, mesh_axes(mesh, mesh_of(graph, d))
         return self.meshes[key]
 
     def run(self, whole: Unsharded, case: Case) -> dict[str, Any]:
         """Errors, traffic and bytes of one case on this rank."""
         graph, strategy = whole.job.graph, case.strategy
-        mesh = self.mesh(graph, strategy, whole.device)
-        axes = mesh_axes(mesh, mesh_of(graph, strategy.degrees))
-        model = apply(copy.deepcopy(whole.model), graph, strategy, mesh)
+        mesh, axes = self.mesh(graph, strategy, whole.device)
+        model = apply(whole.copy(), graph, strategy, mesh)
         share = whole.job.sequences // strategy.degrees.dp
         mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
         cache, errors, traffic = new_cache(model), [], []
