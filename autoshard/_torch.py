@@ -8,7 +8,6 @@
 `as_process_group`                      ``ProcessGroup.unbox``, 2.1 and later
 `group_by_name`                         ``torch.distributed.distributed_c10d._resolve_process_group``, 2.2 and later
 `DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
-`FakeTensorMode`                        ``torch._subclasses``, 2.0 and later
 `threads_as_ranks`                      ``ThreadLocalWorld`` of ``torch.testing._internal`` and the thread isolation of
                                         the registry of groups, 2.1 and later
 `reduces_by_sum`                        ``op()`` of the script object of a reduce operation, 2.9 and later
@@ -22,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _set_thread_isolation_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -33,7 +31,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "DispatchMode",
     "FakeStore",
-    "FakeTensorMode",
     "StridedShard",
     "as_process_group",
     "concatenated",

@@ -42,7 +42,7 @@ def validate(
 ) -> dict[str, Any]:
     """Prove a plan's own pattern (or that of ``fixed`` and ``pinned``), cheapest tier first.
 
-    1. ``full_size``: the strategy at its true size and world size, on fake tensors: shapes, bytes, collectives.
+    1. ``full_size``: the strategy at its true size and world size, on meta tensors: shapes, bytes, collectives.
     2. ``simulated_ranks``, with ``simulate_ranks``: numerics of that many ranks, threads of this process.
     3. ``gloo_ranks``: numerics on ``nproc`` real ranks (4; none with ``simulate_ranks`` unless ``nproc`` is given).
 
@@ -68,7 +68,7 @@ def validate(
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
     tiers = []
     if graph is not None and strategy is not None:
-        progress(f"running {source.name} at full size on fake tensors")
+        progress(f"running {source.name} at full size on meta tensors")
         length = subject.data.workload.tokens_per_sequence if isinstance(subject, Plan) else 1
         tiers.append(_full_size(source, graph, strategy, length))
     numbers = []

@@ -5,7 +5,7 @@ input of a reduce_scatter, the send buffer of an all_to_all. Both dialects are s
 and ``_c10d_functional`` (DTensor's own redistributes), so that a collective nobody planned shows up too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from autoshard._torch import DispatchMode, as_process_group, group_by_name
 
@@ -57,6 +58,8 @@ class CommLog(DispatchMode):
         self.log: list[LoggedCollective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and holds_dtensor(types):
+            return NotImplemented  # DTensor's own dispatch first: the collectives it makes come by here
         out = func(*args, **(kwargs or {}))
         name = collective_name(func)
         if name is not None:
@@ -79,6 +82,11 @@ def collective_name(func: Any) -> str | None:
     """The name of an operator that communicates; None for all others."""
     name: str = func._schema.name
     return name if name.partition("::")[0] in ("c10d", "_c10d_functional") else None
+
+
+def holds_dtensor(types: Iterable[type]) -> bool:
+    """Whether an operator was called with DTensors."""
+    return any(issubclass(t, DTensor) for t in types)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

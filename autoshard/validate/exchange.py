@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autoshard._torch import reduces_by_sum
-from autoshard.validate.comm_log import CommLog, LoggedCollective, collective_name, tensors_in
+from autoshard.validate.comm_log import CommLog, LoggedCollective, collective_name, holds_dtensor, tensors_in
 from autoshard.validate.network import Network
 
 Offer = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[int] | None]
@@ -110,6 +110,8 @@ class SimulatedRank(CommLog):
         yield self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and holds_dtensor(types):
+            return NotImplemented  # DTensor's own dispatch first: the collectives it makes come by here
         name = collective_name(func)
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)

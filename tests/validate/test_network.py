@@ -41,6 +41,15 @@ def on_ranks(body: Callable[[int], Any], timeout_s: float = 30.0) -> list[Any]:
     return found
 
 
+def values(body: Callable[[int], Any]) -> list[Any]:
+    """What ``body`` gives on every rank; an exception of a rank is raised."""
+    found = on_ranks(body)
+    for value in found:
+        if isinstance(value, Exception):
+            raise value
+    return [value for value, _ in found]
+
+
 def test_collectives_by_hand() -> None:
     def body(rank: int) -> list[list[float]]:
         x = torch.arange(3.0) + 10 * rank  # rank 0: 0 1 2, rank 1: 10 11 12, rank 2: 20 21 22
@@ -84,8 +93,7 @@ def test_uneven_all_to_all_and_messages() -> None:
             dist.send(token + 1, dst=rank + 1)
         return got.tolist(), token.item()
 
-    found = [value for value, _ in on_ranks(body)]
-    assert found == [([1, 2, 2], 0.0), ([0, 1, 2], 1.0), ([], 2.0)]
+    assert values(body) == [([1, 2, 2], 0.0), ([0, 1, 2], 1.0), ([], 2.0)]
 
 
 def test_subgroups_meet_among_themselves() -> None:
@@ -96,7 +104,7 @@ def test_subgroups_meet_among_themselves() -> None:
             dist.all_reduce(x, group=pair)
         return x.item()
 
-    assert [value for value, _ in on_ranks(body)] == [4.0, 2.0, 4.0]
+    assert values(body) == [4.0, 2.0, 4.0]
 
 
 def test_a_rank_left_alone_is_an_error_at_once() -> None:
@@ -138,7 +146,7 @@ def test_only_sums_are_carried() -> None:
 def test_process_groups_of_the_caller_come_back() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
-        assert [value for value, _ in on_ranks(lambda rank: dist.get_rank() - rank)] == [0, 0, 0]
+        assert values(lambda rank: dist.get_rank() - rank) == [0, 0, 0]
         assert (dist.get_rank(), dist.get_world_size()) == (1, 2)
     finally:
         dist.destroy_process_group()

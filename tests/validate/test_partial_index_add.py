@@ -16,7 +16,7 @@ from autoshard.sharding import Degrees
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.validate import Case, ModelJob, validate
 from tests.validate.sources import SOURCES, graph_of
-from tests.validate.test_network import RANKS, on_ranks
+from tests.validate.test_network import RANKS, values
 
 
 def test_dtensor_loses_the_sum_of_an_in_place_index_add() -> None:
@@ -31,7 +31,7 @@ def test_dtensor_loses_the_sum_of_an_in_place_index_add() -> None:
             found.append(getattr(into, name)(0, index, source).full_tensor().flatten().tolist())
         return found[0], found[1]
 
-    in_place, out_of_place = on_ranks(body)[0][0]
+    in_place, out_of_place = values(body)[0]
     assert out_of_place == [3, 0, 6]
     if in_place == [3, 0, 6]:
         pytest.skip("this torch has mended it")
