@@ -1,14 +1,17 @@
 """A plan, or the patterns of a model, proved tier by tier: at full size without numbers, then reduced on ranks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.pins import pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.simulate import complete_degrees, complete_strategy
+from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, strategy_reasons
@@ -38,6 +41,7 @@ def validate(
     dtype: str = "both",
     timeout_s: float = 300.0,
     model: Any = None,
+    device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Prove a plan's own pattern (or that of ``fixed`` and ``pinned``), cheapest tier first.
@@ -45,6 +49,8 @@ def validate(
     1. ``full_size``: the strategy at its true size and world size, on meta tensors: shapes, bytes, collectives.
     2. ``simulated_ranks``, with ``simulate_ranks``: numerics of that many ranks, threads of this process.
     3. ``gloo_ranks``: numerics on ``nproc`` real ranks (4; none with ``simulate_ranks`` unless ``nproc`` is given).
+    4. ``op_times``, for a plan and with ``device`` (``cpu`` or ``cuda``): every fused op timed at the shapes of one
+       rank, beside its prediction. Collectives are not measured by it. With as many GPUs as ranks, 3 runs over nccl.
 
     In 2 and 3 the model is built reduced with random weights, degrees are scaled to the ranks, which the case's notes
     say, and named patterns run after the plan's own. ``model`` says how to build a plan's model where the plan cannot:
@@ -65,6 +71,8 @@ def validate(
         raise InvalidInputError(f"timeout_s={timeout_s:g} must be a positive number of seconds")
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
     tiers = []
     if graph is not None and strategy is not None:
@@ -78,6 +86,7 @@ def validate(
         numbers.append((nproc or NPROC, False))
     reports: list[ValidationReport] = []
     own = "plan" if isinstance(subject, Plan) else "fixed"
+    on_gpus = device == "cuda" and torch.cuda.device_count() >= (nproc or NPROC)
     for size, simulated in numbers:
         job = _reduced_job(source, strategy, size, own, progress)
         progress(f"running {len(job.cases)} cases on {size} {'simulated ' if simulated else ''}ranks")
@@ -85,12 +94,17 @@ def validate(
             [job],
             nproc=size,
             dtypes=DTYPES[dtype],
+            device="cuda" if on_gpus and not simulated else "cpu",
             timeout_s=timeout_s,
             python_path=(Path.cwd(),),
             simulated=simulated,
         )
         reports += found
-        tiers.append(_numbers_tier("simulated_ranks" if simulated else "gloo_ranks", size, found))
+        real = "nccl_ranks" if on_gpus else "gloo_ranks"
+        tiers.append(_numbers_tier("simulated_ranks" if simulated else real, size, found))
+    if device is not None and isinstance(subject, Plan) and strategy is not None:
+        progress(f"timing one rank's ops on {device}")
+        tiers.append(op_times(subject, strategy, device))
     data = summary(source.name, numbers[-1][0], tuple(reports))
     return {**data, "passed": all(t["passed"] is not False for t in tiers), "tiers": tiers}
 
@@ -124,6 +138,38 @@ def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: 
         }
     report = run_full_size(source, graph, strategy, sequences=d.sequences, length=length)
     return {"name": "full_size", **report.to_dict()}
+
+
+def op_times(plan: Plan, strategy: Strategy, device: str) -> dict[str, Any]:
+    """Every fused op of one rank, measured beside predicted, as JSON; it proves nothing, so that it always passes."""
+    workload = plan.data.workload
+    times = time_strategy(
+        plan.graph,
+        strategy,
+        sequences=strategy.degrees.sequences,
+        length=workload.tokens_per_sequence,
+        context=workload.cached_tokens_per_sequence,
+        device=device,
+    )
+    predicted: dict[tuple[str, str], float] = {}
+    if strategy == plan.strategy and strategy.degrees.pp == 1:
+        for term in plan.predicted.terms:
+            if term.what != "collective":
+                key = (term.part, term.label)
+                predicted[key] = predicted.get(key, 0.0) + term.seconds
+    ops = []
+    for t in times:
+        step_s = predicted.get((t.block, t.op))
+        ops.append({**asdict(t), "predicted_s": None if step_s is None else step_s / t.repeat})
+    listed = [c.model_dump(mode="json") for ops_ in plan.data.ops.values() for op in ops_ for c in op.collectives]
+    return {
+        "name": "op_times",
+        "passed": True,
+        "device": device,
+        "predicted_for": plan.data.cluster.device,
+        "ops": ops,
+        "collectives": [{**c, "measured_s": None, "reason": "not measured: one device"} for c in listed],
+    }
 
 
 def _numbers_tier(name: str, nproc: int, reports: tuple[ValidationReport, ...]) -> dict[str, Any]:

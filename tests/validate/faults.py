@@ -134,6 +134,11 @@ def hang() -> Any:
     return _patched(apply_module, "check_parameters", lambda _: lambda *__: time.sleep(600))
 
 
+def doze() -> Any:
+    """Ranks that take their time."""
+    return _patched(apply_module, "check_parameters", lambda _: lambda *__: time.sleep(2.5))
+
+
 def die() -> Any:
     """Ranks that end without a word."""
     return _patched(apply_module, "check_parameters", lambda _: lambda *__: os._exit(3))

@@ -21,6 +21,7 @@ def validate(
     dtype: Annotated[str, typer.Option(help="float32, float64 or both.")] = "both",
     timeout_s: Annotated[float, typer.Option(help="Seconds after which the ranks are stopped.")] = 300.0,
     model: Annotated[str | None, typer.Option(help="How to build a plan's model, where its file cannot say.")] = None,
+    device: Annotated[str | None, typer.Option(help="Also time one rank's ops on it: cpu or cuda.")] = None,
     json: o.Json = False,
 ) -> None:
     """Prove a plan's sharding: at full size without numbers, then on ranks: same logits, collectives and bytes.
@@ -49,6 +50,7 @@ def validate(
                 dtype=dtype,
                 timeout_s=timeout_s,
                 model=model,
+                device=device,
                 progress=tell,
             )
         except LaunchTimeout as error:

@@ -46,6 +46,10 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     for case in data["cases"]:
         if not case["passed"]:
             yield Text(f"{case['name']} {case['dtype']}: {case['difference']}", style="red")
+    for tier in data.get("tiers", ()):
+        if tier["name"] == "op_times":
+            yield from _op_times(tier)
+            yield ""
     yield Text("max|a-b| / max|b| of the logits; == as listed before the ranks started", style="dim")
     yield ""
     yield _verdict(data)
@@ -61,6 +65,21 @@ def _full_size(model: str, tier: Mapping[str, Any]) -> Text:
     calls = sum(t["count"] for t in tier["observed"])
     held = tier["parameter_bytes"] / 1e9
     return Text(f"{start}{calls} collectives and {held:.2f} GB of parameters a rank, as planned", style="green")
+
+
+def _op_times(tier: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A row per fused op: measured on this machine, predicted for the plan's device."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("op", "one rank's share"):
+        table.add_column(name, no_wrap=True)
+    table.add_column(f"measured on {tier['device']}", justify="right", no_wrap=True)
+    table.add_column(f"predicted for {tier['predicted_for']}", justify="right", no_wrap=True)
+    for t in tier["ops"]:
+        measured = t["reason"] if t["measured_s"] is None else f"{t['measured_s'] * 1e6:.1f} us"
+        predicted = "" if t["predicted_s"] is None else f"{t['predicted_s'] * 1e6:.1f} us"
+        table.add_row(f"{t['block']}/{t['op']}", t["shapes"], measured, predicted)
+    yield table
+    yield Text(f"{sum(c['count'] for c in tier['collectives'])} collectives a pass: not measured", style="dim")
 
 
 def _error(case: Mapping[str, Any]) -> Text:
