@@ -42,10 +42,16 @@ __all__ = [
 
 
 def flattened(mesh: DeviceMesh, dims: Sequence[str], name: str) -> DeviceMesh:
-    """The consecutive dims of a root mesh as one dim called ``name``; asked again it gives the same mesh and group."""
-    if tuple(dims) == (name,):
-        return mesh[name]
-    return mesh[tuple(dims)]._flatten(name)
+    """The consecutive dims of a root mesh as one dim called ``name``; asked again it gives the same mesh and group.
+
+    Views are kept on the mesh they are of: slicing one takes milliseconds, and equal meshes of ranks that are threads
+    must not share them.
+    """
+    kept: dict[tuple[str, ...], DeviceMesh] = mesh.__dict__.setdefault("_autoshard_views", {})
+    key = (*dims, name)
+    if key not in kept:
+        kept[key] = mesh[name] if tuple(dims) == (name,) else mesh[tuple(dims)]._flatten(name)
+    return kept[key]
 
 
 def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
