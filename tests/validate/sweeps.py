@@ -38,7 +38,7 @@ def axes_of_sweep(graph: OpGraph) -> dict[str, list[str]]:
     for block in graph.components():
         for op in free_ops(block) if block in graph.blocks else ():
             key = choice_key(graph, block, op)
-            ffn = isinstance(op, ExpertsLinear) or (isinstance(op, Linear) and op.fqn.partition(".")[0] in _FFN)
+            ffn = isinstance(op, ExpertsLinear) or (isinstance(op, Linear) and not _FFN.isdisjoint(op.fqn.split(".")))
             if ffn:
                 found.setdefault(f"ffn_{role_of(block, op)}", []).append(key)
             elif isinstance(op, Linear):
