@@ -10,6 +10,7 @@
 `DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
 `threads_as_ranks`                      ``ThreadLocalWorld`` of ``torch.testing._internal`` and the thread isolation of
                                         the registry of groups, 2.1 and later
+`READ_VALUE`                            ``torch.ops.aten._local_scalar_dense``, all versions
 `reduces_by_sum`                        ``op()`` of the script object of a reduce operation, 2.9 and later
 ======================================= ==========================================================================
 """
@@ -31,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "DispatchMode",
     "FakeStore",
+    "READ_VALUE",
     "StridedShard",
     "as_process_group",
     "concatenated",
@@ -39,6 +41,9 @@ __all__ = [
     "reduces_by_sum",
     "threads_as_ranks",
 ]
+
+READ_VALUE = torch.ops.aten._local_scalar_dense.default
+"""The operator behind ``.item()`` and ``bool(tensor)``."""
 
 
 def flattened(mesh: DeviceMesh, dims: Sequence[str], name: str) -> DeviceMesh:

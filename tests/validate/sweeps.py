@@ -1,6 +1,7 @@
 """Every combination of choices of attention matrices and of the FFN, for a model with one layer of every kind."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from autoshard.ir import ExpertsLinear, Linear, OpGraph
@@ -8,7 +9,7 @@ from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, mesh_of, str
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
 from autoshard.sharding.patterns import role_of
 from autoshard.sharding.space import free_ops, options
-from autoshard.tracing import ModelSource, resolve
+from autoshard.tracing import ConfigSource, FactorySource, ModelSource, resolve
 from tests.tracing.families import FAMILIES
 from tests.validate.sources import SOURCES
 
@@ -17,16 +18,22 @@ _ONE_OF_EACH: dict[str, dict[str, object]] = {
     "gpt_oss": {"num_hidden_layers": 2},
     "deepseek_v3": {"num_hidden_layers": 2, "qk_nope_head_dim": 16},
     "qwen3_next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3-moe": {"num_hidden_layers": 1, "mlp_only_layers": []},
 }
 SWEPT = ("mixtral", "qwen3-moe", "olmoe", "gpt_oss", "deepseek_v3", "qwen3_next", "gpt-moe")
 """Families, under the names of `sources` or of the tracer's families."""
 
 
 def swept_source(name: str) -> ModelSource:
-    """The model that is swept: two layers at most."""
-    if name in SOURCES:
-        return SOURCES[name]
-    return resolve({"model_type": name, **FAMILIES[name], **_ONE_OF_EACH[name]})
+    """The model that is swept: one layer of every kind."""
+    changed = _ONE_OF_EACH.get(name, {"num_hidden_layers": 1})
+    if name not in SOURCES:
+        return resolve({"model_type": name, **FAMILIES[name], **changed})
+    source = SOURCES[name]
+    if isinstance(source, FactorySource):
+        return replace(source, kwargs={**source.kwargs, **changed})
+    assert isinstance(source, ConfigSource)
+    return replace(source, config={**source.config, **changed})
 
 
 def axes_of_sweep(graph: OpGraph) -> dict[str, list[str]]:
