@@ -30,9 +30,9 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "READ_VALUE",
     "DispatchMode",
     "FakeStore",
-    "READ_VALUE",
     "StridedShard",
     "as_process_group",
     "concatenated",
