@@ -32,6 +32,7 @@ class Simulation:
         self.network = Network(num_ranks, job.timeout_s)
         self.results: list[list[dict[str, Any]]] = [[] for _ in range(num_ranks)]
         self.broken: BaseException | None = None
+        self._abandoned = False
         self._schedule = self._cases(job)
         self._now: tuple[Unsharded, Case] | None = None
         self._turn = threading.Barrier(num_ranks, action=self._next)
@@ -49,6 +50,7 @@ class Simulation:
                 self._stop(LaunchTimeout(f"{len(threads)} simulated ranks: not done after {self.job.timeout_s:g} s"))
                 for thread in threads:
                     thread.join(_PATIENCE_S / len(threads))
+                self._abandoned = any(t.is_alive() for t in threads)
         if self.broken is not None:
             raise self.broken
         return self.results
@@ -92,7 +94,8 @@ class Simulation:
         except BaseException as error:
             self._stop(error)
         finally:
-            dist.destroy_process_group()
+            if not self._abandoned:  # else threads have no process groups of their own any more
+                dist.destroy_process_group()
 
 
 def simulate(job: Job, num_ranks: int) -> list[list[dict[str, Any]]]:
