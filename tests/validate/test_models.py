@@ -31,12 +31,13 @@ def run(jobs: list[ModelJob], *, simulated: bool) -> list[ValidationReport]:
     reports = validate(jobs, nproc=NPROC, simulated=simulated, timeout_s=300 + 30 * COUNT)
     failed = [f"{r.name} {r.dtype} {r.degrees}: {r.difference}" for r in reports if not r.passed]
     assert reports and not failed, "\n".join(failed)
-    assert all(r.collectives_match and r.parameter_bytes_match and r.expected for r in reports)
+    assert all(r.collectives_match and r.parameter_bytes_match for r in reports)
     assert all(r.logits_max_rel_err <= r.tolerance for r in reports)
     return list(reports)
 
 
 def points(reports: list[ValidationReport]) -> set[str]:
+    assert all(r.expected for r in reports), "a pattern that sends nothing"
     return {r.name.partition("/")[0] for r in reports}
 
 
