@@ -58,9 +58,12 @@ paper-full: $(STAMP)
 	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --full --out build/paper-full.jsonl
 	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl
 
-# On a machine with CUDA: its own constants, as a cluster file for --cluster.
+# On a machine with CUDA, minutes: its own constants, as a cluster file for --cluster; and every fused op of one rank of
+# a plan at its full-size local shapes, measured beside predicted (nccl ranks too where there are 4 GPUs).
 gpu-check: $(STAMP)
 	$(BIN)/autoshard calibrate measure --device cuda -o measured.yaml
+	$(BIN)/autoshard plan $(DEMO_MODEL) --cluster H100x8 --fix tp=8,ep=8 --search exact -o gpu-plan.json
+	$(BIN)/autoshard validate gpu-plan.json --device cuda
 
 # Errors of the cost model on rows that it was not fitted to; FULL=DIR reads full tables.
 bench-fidelity: $(STAMP)
@@ -76,4 +79,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis plan.json
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis plan.json gpu-plan.json

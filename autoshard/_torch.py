@@ -8,21 +8,29 @@
 `as_process_group`                      ``ProcessGroup.unbox``, 2.1 and later
 `group_by_name`                         ``torch.distributed.distributed_c10d._resolve_process_group``, 2.2 and later
 `DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
+`threads_as_ranks`                      ``ThreadLocalWorld`` of ``torch.testing._internal`` and the thread isolation of
+                                        the registry of groups, 2.1 and later
+`READ_VALUE`                            ``torch.ops.aten._local_scalar_dense``, all versions
+`reduces_by_sum`                        ``op()`` of the script object of a reduce operation, 2.9 and later
 ======================================= ==========================================================================
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import ProcessGroup
+from torch._C._distributed_c10d import _set_thread_isolation_mode
+from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "READ_VALUE",
     "DispatchMode",
     "FakeStore",
     "StridedShard",
@@ -30,14 +38,25 @@ __all__ = [
     "concatenated",
     "flattened",
     "group_by_name",
+    "reduces_by_sum",
+    "threads_as_ranks",
 ]
+
+READ_VALUE = torch.ops.aten._local_scalar_dense.default
+"""The operator behind ``.item()`` and ``bool(tensor)``."""
 
 
 def flattened(mesh: DeviceMesh, dims: Sequence[str], name: str) -> DeviceMesh:
-    """The consecutive dims of a root mesh as one dim called ``name``; asked again it gives the same mesh and group."""
-    if tuple(dims) == (name,):
-        return mesh[name]
-    return mesh[tuple(dims)]._flatten(name)
+    """The consecutive dims of a root mesh as one dim called ``name``; asked again it gives the same mesh and group.
+
+    Views are kept on the mesh they are of: slicing one takes milliseconds, and equal meshes of ranks that are threads
+    must not share them.
+    """
+    kept: dict[tuple[str, ...], DeviceMesh] = mesh.__dict__.setdefault("_autoshard_views", {})
+    key = (*dims, name)
+    if key not in kept:
+        kept[key] = mesh[name] if tuple(dims) == (name,) else mesh[tuple(dims)]._flatten(name)
+    return kept[key]
 
 
 def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
@@ -79,3 +98,27 @@ def as_process_group(value: Any) -> ProcessGroup | None:
         return ProcessGroup.unbox(value)
     except RuntimeError:  # another script object, such as the reduce operation
         return None
+
+
+@contextmanager
+def threads_as_ranks() -> Iterator[None]:
+    """Within it every thread has process groups of its own, so that a thread can be a rank.
+
+    The process' own groups are out of sight and come back afterwards.
+    """
+    before = c10d._world
+    c10d._world = ThreadLocalWorld()  # type: ignore[assignment, no-untyped-call]
+    _set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        _set_thread_isolation_mode(False)
+        c10d._world = before
+
+
+def reduces_by_sum(args: tuple[Any, ...]) -> bool:
+    """Whether the reduction among an operator's arguments (object or name) is a sum; True where there is none."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and hasattr(value, "op"):
+            return bool(value.op() == int(ReduceOp.SUM.value))
+    return not any(isinstance(a, str) and a.lower() in ("avg", "max", "min", "product") for a in args)

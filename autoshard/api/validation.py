@@ -1,22 +1,29 @@
-"""A plan, or the patterns of a model, on real ranks: the reduced model of its architecture, sharded and compared."""
+"""A plan, or the patterns of a model, proved tier by tier: at full size without numbers, then reduced on ranks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.pins import pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.simulate import complete_degrees, complete_strategy
+from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, strategy_reasons
 from autoshard.tracing import ModelSource, source_from_dict, trace_source
-from autoshard.validate import ModelJob, ValidationReport, default_cases, plan_case
+from autoshard.validate import ModelJob, ValidationReport, default_cases, plan_case, run_full_size
 from autoshard.validate import validate as run_on_ranks
 
 MOST_RANKS = 256
+NPROC = 4
+"""Real ranks that are started unless another number is asked for."""
+ALL_PATTERNS = 16
+"""On more ranks than these only the plan's own case runs, or, for a model, Megatron's at every kind of degrees."""
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "float32": ("float32",),
     "float64": ("float64",),
@@ -27,45 +34,160 @@ DTYPES: Mapping[str, tuple[str, ...]] = {
 def validate(
     subject: Plan | Any,
     *,
-    nproc: int = 4,
+    nproc: int | None = None,
+    simulate_ranks: int | None = None,
     fixed: Mapping[str, int] | None = None,
     pinned: Mapping[str, Choice] | None = None,
     dtype: str = "both",
     timeout_s: float = 300.0,
     model: Any = None,
+    device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run a plan's own pattern (or that of ``fixed`` and ``pinned``), then all named patterns, on ``nproc`` gloo ranks.
+    """Prove a plan's own pattern (or that of ``fixed`` and ``pinned``), cheapest tier first.
 
-    The model is built reduced with random weights; degrees are scaled to ``nproc``, which the case's notes say.
-    ``model`` says how to build a plan's model where the plan cannot: one made from a live module, or whose factory is
-    code outside this package (a plan file is data and has nothing run).
+    1. ``full_size``: the strategy at its true size and world size, on meta tensors: shapes, bytes, collectives.
+    2. ``simulated_ranks``, with ``simulate_ranks``: numerics of that many ranks, threads of this process.
+    3. ``gloo_ranks``: numerics on ``nproc`` real ranks (4; none with ``simulate_ranks`` unless ``nproc`` is given).
+    4. ``op_times``, for a plan and with ``device`` (``cpu`` or ``cuda``): every fused op timed at the shapes of one
+       rank, beside its prediction. Collectives are not measured by it. With as many GPUs as ranks, 3 runs over nccl.
+
+    In 2 and 3 the model is built reduced with random weights, degrees are scaled to the ranks, which the case's notes
+    say, and named patterns run after the plan's own. ``model`` says how to build a plan's model where the plan cannot:
+    one made from a live module, or whose factory is code outside this package (a plan file is data and has nothing
+    run).
 
     Raises:
         InvalidInputError: for a wrong value, or degrees and choices that no rule allows.
         UnsupportedModelError: for a model that cannot be reduced, or was only known as a live module.
+        LaunchTimeout: when ranks are not done in time.
     """
-    if nproc < 1:
-        raise InvalidInputError(f"nproc={nproc} must be at least 1")
-    if nproc > MOST_RANKS:
-        raise InvalidInputError(f"nproc={nproc}: at most {MOST_RANKS} ranks are started on one machine")
+    for name, value in (("nproc", nproc), ("simulate_ranks", simulate_ranks)):
+        if value is not None and value < 1:
+            raise InvalidInputError(f"{name}={value} must be at least 1")
+        if value is not None and value > MOST_RANKS:
+            raise InvalidInputError(f"{name}={value}: at most {MOST_RANKS} ranks are started on one machine")
     if not 0 < timeout_s < float("inf"):
         raise InvalidInputError(f"timeout_s={timeout_s:g} must be a positive number of seconds")
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    source, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
+    source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
+    tiers = []
+    if graph is not None and strategy is not None:
+        progress(f"running {source.name} at full size on meta tensors")
+        length = subject.data.workload.tokens_per_sequence if isinstance(subject, Plan) else 1
+        tiers.append(_full_size(source, graph, strategy, length))
+    numbers = []
+    if simulate_ranks is not None:
+        numbers.append((simulate_ranks, True))
+    if nproc is not None or simulate_ranks is None:
+        numbers.append((nproc or NPROC, False))
+    reports: list[ValidationReport] = []
+    own = "plan" if isinstance(subject, Plan) else "fixed"
+    on_gpus = device == "cuda" and torch.cuda.device_count() >= (nproc or NPROC)
+    for size, simulated in numbers:
+        job = _reduced_job(source, strategy, size, own, progress)
+        progress(f"running {len(job.cases)} cases on {size} {'simulated ' if simulated else ''}ranks")
+        found = run_on_ranks(
+            [job],
+            nproc=size,
+            dtypes=DTYPES[dtype],
+            device="cuda" if on_gpus and not simulated else "cpu",
+            timeout_s=timeout_s,
+            python_path=(Path.cwd(),),
+            simulated=simulated,
+        )
+        reports += found
+        real = "nccl_ranks" if on_gpus else "gloo_ranks"
+        tiers.append(_numbers_tier("simulated_ranks" if simulated else real, size, found))
+    if device is not None and isinstance(subject, Plan) and strategy is not None:
+        progress(f"timing one rank's ops on {device}")
+        tiers.append(op_times(subject, strategy, device))
+    data = summary(source.name, numbers[-1][0], tuple(reports))
+    return {**data, "passed": all(t["passed"] is not False for t in tiers), "tiers": tiers}
+
+
+def _reduced_job(
+    source: ModelSource, strategy: Strategy | None, nproc: int, own: str, progress: Callable[[str], None]
+) -> ModelJob:
+    """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks)."""
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
     graph = trace_source(reduced)
-    cases = default_cases(graph, nproc, None)
-    if strategy is not None:
-        cases = (plan_case(graph, strategy, nproc, name="plan" if isinstance(subject, Plan) else "fixed"), *cases)
+    cases = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
+    if nproc <= ALL_PATTERNS:
+        cases += default_cases(graph, nproc, None)
+    elif not cases:
+        cases = tuple(c for c in default_cases(graph, nproc, None) if c.name.endswith("/megatron"))
     sequences = nproc if nproc >= 4 else nproc * -(-4 // nproc)
-    job = ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences)
-    progress(f"running {len(cases)} cases on {nproc} ranks")
-    reports = run_on_ranks([job], nproc=nproc, dtypes=DTYPES[dtype], timeout_s=timeout_s, python_path=(Path.cwd(),))
-    return summary(source.name, nproc, reports)
+    return ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences)
+
+
+def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: int) -> dict[str, Any]:
+    """The full-size tier as JSON; ``passed`` is null where it could not be run, with the reason."""
+    d = strategy.degrees
+    if d.pp > 1:
+        return {
+            "name": "full_size",
+            "passed": None,
+            "world_size": d.num_devices,
+            "reason": f"pp={d.pp}: pipeline stages are planned, not yet run",
+        }
+    report = run_full_size(source, graph, strategy, sequences=d.sequences, length=length)
+    return {"name": "full_size", **report.to_dict()}
+
+
+def op_times(plan: Plan, strategy: Strategy, device: str) -> dict[str, Any]:
+    """Every fused op of one rank, measured beside predicted, as JSON; it proves nothing, so that it always passes."""
+    workload = plan.data.workload
+    times = time_strategy(
+        plan.graph,
+        strategy,
+        sequences=strategy.degrees.sequences,
+        length=workload.tokens_per_sequence,
+        context=workload.cached_tokens_per_sequence,
+        device=device,
+    )
+    predicted: dict[tuple[str, str], float] = {}
+    if strategy == plan.strategy and strategy.degrees.pp == 1:
+        for term in plan.predicted.terms:
+            if term.what != "collective":
+                key = (term.part, term.label)
+                predicted[key] = predicted.get(key, 0.0) + term.seconds
+    ops = []
+    for t in times:
+        step_s = predicted.get((t.block, t.op))
+        ops.append({**asdict(t), "predicted_s": None if step_s is None else step_s / t.repeat})
+    listed = [c.model_dump(mode="json") for ops_ in plan.data.ops.values() for op in ops_ for c in op.collectives]
+    return {
+        "name": "op_times",
+        "passed": True,
+        "device": device,
+        "predicted_for": plan.data.cluster.device,
+        "ops": ops,
+        "collectives": [{**c, "measured_s": None, "reason": "not measured: one device"} for c in listed],
+    }
+
+
+def _numbers_tier(name: str, nproc: int, reports: tuple[ValidationReport, ...]) -> dict[str, Any]:
+    """A tier that computes numbers, as JSON; its cases are in the summary."""
+    failed = [r for r in reports if not r.passed]
+    return {
+        "name": name,
+        "passed": not failed,
+        "nproc": nproc,
+        "cases": len(reports),
+        "logits_max_rel_err": {
+            dtype: _worst([r.logits_max_rel_err for r in reports if r.dtype == dtype])
+            for dtype in dict.fromkeys(r.dtype for r in reports)
+        },
+        "collectives_match": all(r.collectives_match for r in reports),
+        "parameter_bytes_match": all(r.parameter_bytes_match for r in reports),
+        "difference": f"{failed[0].name}: {failed[0].difference}" if failed else None,
+    }
 
 
 def _asked(
@@ -74,20 +196,21 @@ def _asked(
     fixed: Mapping[str, int],
     pinned: Mapping[str, Choice],
     progress: Callable[[str], None],
-) -> tuple[ModelSource, Strategy | None]:
-    """The model's source and the strategy asked for, None when only the patterns are."""
+) -> tuple[ModelSource, OpGraph | None, Strategy | None]:
+    """The model's source, its graph and the strategy asked for; None when only the patterns are."""
     if isinstance(subject, Plan):
-        return _planned_source(subject, model, progress), _changed(subject.graph, subject.strategy, fixed, pinned)
+        source = _planned_source(subject, model, progress)
+        return source, subject.graph, _changed(subject.graph, subject.strategy, fixed, pinned)
     if model is not None:
         raise InvalidInputError("a model goes with a plan; here the model itself is what is validated")
     source = source_of(subject)
     if written_source(source) is None:
         raise UnsupportedModelError(f"{source.name} is only a live module: validate needs a config or factory")
     if not fixed and not pinned:
-        return source, None
+        return source, None, None
     progress(f"tracing {source.name}")
     graph = graph_of(subject, source)
-    return source, complete_strategy(graph, complete_degrees(graph, fixed), pins_for(graph, pinned))
+    return source, graph, complete_strategy(graph, complete_degrees(graph, fixed), pins_for(graph, pinned))
 
 
 def _planned_source(plan: Plan, model: Any, progress: Callable[[str], None]) -> ModelSource:

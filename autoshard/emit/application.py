@@ -72,7 +72,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
         keep_stage(model, graph, strategy, own)
-    shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage)
+    shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
     if own.count > 1:

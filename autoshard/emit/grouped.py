@@ -13,6 +13,13 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """
     if _grouped_kernel_takes(rows, weight):
         return F.grouped_mm(rows, weight, offs=counts.cumsum(0).to(torch.int32))
+    return _one_by_one(rows, weight, counts)
+
+
+# An operator of its own, so that what reads the counts is one node whose shape is known without them: fake tensors and
+# torch.compile pass over it.
+@torch.library.custom_op("autoshard::grouped_linear", mutates_args=())
+def _one_by_one(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     out = rows.new_zeros(rows.shape[0], weight.shape[2])
     start = 0
     for expert, count in enumerate(counts.tolist()):
@@ -20,6 +27,11 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
             out[start : start + count] = rows[start : start + count] @ weight[expert]
         start += count
     return out
+
+
+@_one_by_one.register_fake
+def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:  # noqa: ARG001
+    return rows.new_empty(rows.shape[0], weight.shape[2])
 
 
 def _grouped_kernel_takes(rows: Tensor, weight: Tensor) -> bool:

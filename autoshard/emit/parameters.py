@@ -7,7 +7,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autoshard._torch import StridedShard
-from autoshard.emit.axes import local_part, mesh_axes, submesh
+from autoshard.emit.axes import local_part, submesh
+from autoshard.emit.steps import Axes
 from autoshard.errors import PlanMismatchError
 from autoshard.ir import OpGraph
 from autoshard.sharding import ParamPlacement, StageMesh
@@ -43,14 +44,13 @@ def check_parameters(model: nn.Module, graph: OpGraph) -> None:
 
 
 def shard_parameters(
-    model: nn.Module, placements: tuple[ParamPlacement, ...], mesh: DeviceMesh, stage: StageMesh
+    model: nn.Module, placements: tuple[ParamPlacement, ...], mesh: DeviceMesh, stage: StageMesh, axes: Axes
 ) -> None:
     """Replace every parameter of ``model`` by a DTensor with its placement; tied parameters stay tied.
 
     Parts (and whole buffers) move to the mesh's device, so that a model too large for one device can be sharded from
     host memory; what is on meta stays there.
     """
-    axes = mesh_axes(mesh, stage)
     meshes: dict[tuple[str, ...], DeviceMesh] = {}
     done: dict[int, nn.Parameter] = {}
     for placement in placements:

@@ -6,13 +6,15 @@ are seen: ``c10d`` (torch.distributed calls) and ``_c10d_functional`` (DTensor's
 collective nobody planned shows up too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from autoshard._torch import DispatchMode, as_process_group, group_by_name
 
@@ -57,33 +59,54 @@ class CommLog(DispatchMode):
         self.log: list[LoggedCollective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and holds_dtensor(types):
+            return NotImplemented  # DTensor's own dispatch first: the collectives it makes come by here
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        namespace = name.partition("::")[0]
-        if namespace in ("c10d", "_c10d_functional") and name not in _QUIET:
-            kind, payload = _KINDS.get(name, (name, "first"))
-            of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
-            num_bytes = sum(t.numel() * t.element_size() for t in _tensors(of))
-            ranks = _between(args) if kind == "send_recv" else _group_of(args)
-            self.log.append(LoggedCollective(kind, ranks, num_bytes))
+        name = collective_name(func)
+        if name is not None:
+            self.record(name, args, out)
         return out
 
+    def record(self, name: str, args: tuple[Any, ...], out: Any) -> LoggedCollective:
+        """What the call of a collective's operator is; it goes to the log unless nothing is sent by this rank."""
+        kind, payload = _KINDS.get(name, (name, "first"))
+        of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors_in(of))
+        ranks = _between(args) if kind == "send_recv" else group_of(args)
+        found = LoggedCollective(kind, ranks, num_bytes)
+        if name not in _QUIET:
+            self.log.append(found)
+        return found
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+
+@cache
+def collective_name(func: Any) -> str | None:
+    """The name of an operator that communicates; None for all others."""
+    name: str = func._schema.name
+    return name if name.partition("::")[0] in ("c10d", "_c10d_functional") else None
+
+
+def holds_dtensor(types: Iterable[type]) -> bool:
+    """Whether an operator was called with DTensors."""
+    return any(issubclass(t, DTensor) for t in types)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _between(args: tuple[Any, ...]) -> tuple[int, ...]:
     """Global ranks of sender and receiver of a ``send``: this rank, and the operator's group rank as a global one."""
-    group = _group_of(args)
+    group = group_of(args)
     return tuple(sorted((dist.get_rank(), group[next(a for a in args if isinstance(a, int))])))
 
 
-def _group_of(args: tuple[Any, ...]) -> tuple[int, ...]:
+def group_of(args: tuple[Any, ...]) -> tuple[int, ...]:
     """Global ranks of the group among an operator's arguments."""
     for value in args:
         if isinstance(value, torch.ScriptObject):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from autoshard.validate.job import Job
 
 
 class LaunchError(AutoshardError):
-    """Ranks that died, or did not end in time."""
+    """Ranks that died."""
+
+
+class LaunchTimeout(LaunchError):
+    """Ranks that did not end in time."""
 
 
 def launch(job: Job, nproc: int, *, python_path: Sequence[Path] = ()) -> list[list[dict[str, Any]]]:
@@ -24,20 +29,23 @@ def launch(job: Job, nproc: int, *, python_path: Sequence[Path] = ()) -> list[li
     ``python_path`` is added to the ranks' module search path.
 
     Raises:
-        LaunchError: when a rank dies or the job's time is over; the end of what ranks printed is in the message.
+        LaunchTimeout: when the job's time is over.
+        LaunchError: when a rank dies; the end of what ranks printed is in the message.
     """
     with tempfile.TemporaryDirectory(prefix="autoshard-validate-") as folder:
         path = Path(folder) / "job.json"
         path.write_text(job.model_dump_json())
         command = [sys.executable, "-m", "autoshard.validate.elastic", str(path), str(nproc)]
+        started = time.monotonic()
         with open(Path(folder) / "output.txt", "w+") as output:
             code = _run(command, _environment(python_path), output, job.timeout_s)
             output.seek(0)
             printed = output.read()
         results = [Path(folder) / f"rank{rank}.json" for rank in range(nproc)]
         if code != 0 or not all(r.exists() for r in results):
-            reason = f"not done after {job.timeout_s:.0f} s" if code is None else f"exit code {code}"
-            raise LaunchError(f"{nproc} ranks: {reason}\n{printed[-4000:]}")
+            if code is None or time.monotonic() - started >= job.timeout_s:
+                raise LaunchTimeout(f"{nproc} ranks: not done after {job.timeout_s:g} s")
+            raise LaunchError(f"{nproc} ranks: exit code {code}\n{printed[-4000:]}")
         return [json.loads(r.read_text()) for r in results]
 
 

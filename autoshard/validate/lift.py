@@ -17,14 +17,16 @@ class LiftFloat32(TorchFunctionMode):
     """While active, whatever asks for float32 gets float64: ``x.float()``, ``x.to(torch.float32)``, ``dtype=``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func is Tensor.float:
-            return Tensor.double(*args, **kwargs)
-        if func in _BIT_VIEWS:
-            return func(*args, **kwargs)
-        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
-        return func(*args, **kwargs)
+            return Tensor.double(*args, **(kwargs or {}))
+        if func not in _BIT_VIEWS:
+            for value in args:
+                if value is torch.float32:
+                    args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+                    break
+            if kwargs:
+                kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def lift_float32() -> LiftFloat32:

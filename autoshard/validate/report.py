@@ -11,7 +11,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationReport:
-    """One case on real ranks: is the sharded model the unsharded one, and does it send what the plan says.
+    """One case on real or simulated ranks: is the sharded model the unsharded one, and does it send what was planned.
 
     ``logits_max_rel_err`` is the worst over ranks, prompt and decode steps. ``expected`` was derived before the ranks
     started; ``observed`` is that of the first rank of every stage, or of the first that differs. ``parameter_bytes``
@@ -33,6 +33,7 @@ class ValidationReport:
     parameter_bytes_match: bool
     difference: str | None = None
     notes: tuple[str, ...] = ()
+    simulated: bool = False
 
     @property
     def passed(self) -> bool:

@@ -9,15 +9,18 @@ and the bytes of parameters on every rank.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidInputError
-from autoshard.sharding import mesh_of
+from autoshard.ir import OpGraph
+from autoshard.sharding import Degrees, mesh_of
 from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, expect
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
 from autoshard.validate.report import TOLERANCE, ValidationReport
+from autoshard.validate.simulate import simulate
 
 
 def validate(
@@ -28,8 +31,11 @@ def validate(
     device: str = "cpu",
     timeout_s: float = 120.0,
     python_path: Sequence[Path] = (),
+    simulated: bool = False,
 ) -> tuple[ValidationReport, ...]:
     """Run every case of every model in every dtype on ``nproc`` ranks, in one launch; a report each, in that order.
+
+    ``simulated`` ranks are threads of this process; otherwise they are processes, over gloo or nccl.
 
     Raises:
         InvalidInputError: when a case needs another number of ranks, or sequences do not spread over its dp.
@@ -51,9 +57,9 @@ def validate(
         for m, dtype, c in work
     ]
     job = Job(models=tuple(models), dtypes=tuple(dtypes), device=device, timeout_s=timeout_s)
-    by_rank = launch(job, nproc, python_path=python_path)
+    by_rank = simulate(job, nproc) if simulated else launch(job, nproc, python_path=python_path)
     return tuple(
-        _judge(m, dtype, case, want, [rank[i] for rank in by_rank], device)
+        replace(_judge(m, dtype, case, want, [rank[i] for rank in by_rank], device), simulated=simulated)
         for i, ((m, dtype, case), want) in enumerate(zip(work, expected, strict=True))
     )
 
@@ -81,12 +87,12 @@ def _judge(
         if stage == len(stages) - 1 and len(result["errors"]) != len(model.lengths):
             worst = math.inf
             differences.append(f"rank {rank} made {len(result['errors'])} of {len(model.lengths)} logits")
-        seen = _observed(model, case, want, rank, result["traffic"])
+        seen = named_traffic(model.graph, case.strategy.degrees, want, rank, result["traffic"])
         if stage not in observed or (traffic_ok and seen != want.traffic):
             observed[stage] = seen
         if seen != want.traffic:
             traffic_ok = False
-            differences.append(f"rank {rank}: {_first_difference(want.traffic, seen)}")
+            differences.append(f"rank {rank}: {first_difference(want.traffic, seen)}")
         if result["parameter_bytes"] != want.parameter_bytes:
             bytes_ok = False
             differences.append(
@@ -118,18 +124,19 @@ def _cause(differences: Sequence[str]) -> str | None:
     )
 
 
-def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: Sequence[Any]) -> tuple[Traffic, ...]:
+def named_traffic(
+    graph: OpGraph, degrees: Degrees, want: Expectation, rank: int, seen: Sequence[Any]
+) -> tuple[Traffic, ...]:
     """Traffic as logged, under the names of the axes.
 
     A log knows ranks, not axes, and two axes may have the same ranks: what was seen is first given to what was
     expected of those ranks; the rest goes by the first axis with these ranks, or by the ranks.
     """
-    degrees = case.strategy.degrees
-    axes = [axis for axis, view in mesh_of(model.graph, degrees).views if view]
-    ranks_of = {str(axis): axis_ranks(model.graph, degrees, axis, rank) for axis in axes}
+    axes = [axis for axis, view in mesh_of(graph, degrees).views if view]
+    ranks_of = {str(axis): axis_ranks(graph, degrees, axis, rank) for axis in axes}
     stage = rank // degrees.group
     if stage < degrees.pp - 1:
-        ranks_of["pp"] = axis_ranks(model.graph, degrees, "pp", rank)
+        ranks_of["pp"] = axis_ranks(graph, degrees, "pp", rank)
     left = Counter({(step, kind, tuple(sorted(ranks)), size): n for step, kind, ranks, size, n in seen})
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     names: dict[Any, str] = {}
@@ -146,7 +153,7 @@ def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: S
     return tuple(sorted(Traffic(*key, count, stage) for key, count in found.items() if count))
 
 
-def _first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
+def first_difference(want: Sequence[Traffic], seen: Sequence[Traffic]) -> str:
     """The first entry that is on one side only, as words."""
     missing = [t for t in want if t not in seen]
     extra = [t for t in seen if t not in want]

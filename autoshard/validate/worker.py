@@ -12,6 +12,8 @@ import json
 import os
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.steps import Axes
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.tracing import source_from_dict
@@ -33,13 +36,12 @@ from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.lift import lift_float32
 
 
-class Rank:
-    """One rank's work on one model in one dtype; meshes are kept, since groups are slow to make."""
+class Unsharded:
+    """A model in one dtype before any sharding, what it is fed, and its logits: what all cases are compared with."""
 
-    def __init__(self, job: ModelJob, dtype: str, device: str, meshes: dict[Any, DeviceMesh]) -> None:
+    def __init__(self, job: ModelJob, dtype: str, device: str) -> None:
         self.job = job
         self.device = device
-        self.meshes = meshes
         self.lift = lift_float32 if dtype == "float64" else contextlib.nullcontext
         # Eager experts are the definition, and the only ones that take float64.
         source = source_from_dict(job.source, trusted=True)
@@ -51,32 +53,48 @@ class Rank:
             reference = [next_logits(self.model, ids, cache) for ids in self.ids]
         self.reference = [logits for logits in reference if logits is not None]
 
-    def mesh(self, graph: OpGraph, strategy: Strategy) -> DeviceMesh:
-        """The mesh of the strategy's degrees, made once."""
+    def copy(self) -> nn.Module:
+        """Another model of the same parameters: applying a plan replaces them, and changes no value."""
+        return copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+
+
+class Rank:
+    """One rank's work; its meshes are kept, since groups are slow to make. ``listen`` logs collectives."""
+
+    def __init__(self, listen: Callable[[], AbstractContextManager[CommLog]] = CommLog) -> None:
+        self.listen = listen
+        self.meshes: dict[Any, tuple[DeviceMesh, Axes]] = {}
+
+    def mesh(self, graph: OpGraph, strategy: Strategy, device: str) -> tuple[DeviceMesh, Axes]:
+        """The mesh of the strategy's degrees and its axes, made once."""
         d = strategy.degrees
         key = (mesh_of(graph, d), d.pp)
         if key not in self.meshes:
-            self.meshes[key] = device_mesh(graph, d, self.device)
+            mesh = device_mesh(graph, d, device)
+            self.meshes[key] = mesh, mesh_axes(mesh, mesh_of(graph, d))
         return self.meshes[key]
 
-    def run(self, case: Case) -> dict[str, Any]:
+    def run(self, whole: Unsharded, case: Case) -> dict[str, Any]:
         """Errors, traffic and bytes of one case on this rank."""
-        graph, strategy = self.job.graph, case.strategy
-        mesh = self.mesh(graph, strategy)
-        axes = mesh_axes(mesh, mesh_of(graph, strategy.degrees))
-        with hook(case.hook):
-            model = apply(copy.deepcopy(self.model), graph, strategy, mesh)
-            share = self.job.sequences // strategy.degrees.dp
-            mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
-            cache, errors, traffic = new_cache(model), [], []
-            for step, ids in enumerate(self.ids):
-                with CommLog() as comm, self.lift():
-                    logits = next_logits(model, ids[mine], cache)
-                if logits is not None:  # they come out of the last stage
-                    errors.append(relative_error(logits, self.reference[step][mine]))
-                seen = Counter((c.kind, c.ranks, c.num_bytes) for c in comm.log)
-                traffic += [[step, kind, ranks, num_bytes, n] for (kind, ranks, num_bytes), n in seen.items()]
+        graph, strategy = whole.job.graph, case.strategy
+        mesh, axes = self.mesh(graph, strategy, whole.device)
+        model = apply(whole.copy(), graph, strategy, mesh)
+        share = whole.job.sequences // strategy.degrees.dp
+        mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
+        cache, errors, traffic = new_cache(model), [], []
+        for step, ids in enumerate(whole.ids):
+            with self.listen() as comm, whole.lift():
+                logits = next_logits(model, ids[mine], cache)
+            if logits is not None:  # they come out of the last stage
+                errors.append(relative_error(logits, whole.reference[step][mine]))
+            traffic += traffic_of(comm, step)
         return {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+
+
+def traffic_of(comm: CommLog, step: int) -> list[list[Any]]:
+    """What was logged, counted: [step, kind, ranks, bytes, count]."""
+    seen = Counter((c.kind, c.ranks, c.num_bytes) for c in comm.log)
+    return [[step, kind, ranks, num_bytes, n] for (kind, ranks, num_bytes), n in seen.items()]
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -92,30 +110,36 @@ def parameter_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in local.values())
 
 
-def hook(name: str | None) -> contextlib.AbstractContextManager[Any]:
+def hook(name: str | None) -> AbstractContextManager[Any]:
     """The context manager ``module:function`` in which a case runs: how tests break something on purpose."""
     if name is None:
         return contextlib.nullcontext()
     module, _, function = name.partition(":")
     made = getattr(importlib.import_module(module), function)()
-    assert isinstance(made, contextlib.AbstractContextManager)
+    assert isinstance(made, AbstractContextManager)
     return made
 
 
+def attempt(rank: Rank, whole: Unsharded, case: Case) -> dict[str, Any]:
+    """A case's result; an exception is a result too: the launch goes on, all ranks fail alike, and the parent tells."""
+    try:
+        return rank.run(whole, case)
+    except Exception as error:
+        if os.environ.get("AUTOSHARD_DEBUG"):
+            traceback.print_exc()
+        return {"exception": f"{type(error).__name__}: {error}"}
+
+
 def work(job: Job, device: str) -> list[dict[str, Any]]:
-    """All results of this rank, in the order of the job; an exception is a result too."""
+    """All results of this rank, in the order of the job."""
     results: list[dict[str, Any]] = []
-    meshes: dict[Any, DeviceMesh] = {}
+    rank = Rank()
     for model in job.models:
         for dtype in model.dtypes or job.dtypes:
-            rank = Rank(model, dtype, device, meshes)
+            whole = Unsharded(model, dtype, device)
             for case in model.cases:
-                try:
-                    results.append(rank.run(case))
-                except Exception as error:  # the launch goes on: all ranks fail alike, and the parent tells
-                    if os.environ.get("AUTOSHARD_DEBUG"):
-                        traceback.print_exc()
-                    results.append({"exception": f"{type(error).__name__}: {error}"})
+                with hook(case.hook):
+                    results.append(attempt(rank, whole, case))
     return results
 
 

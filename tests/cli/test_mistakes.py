@@ -39,6 +39,8 @@ def small(write_config: Callable[[str], str]) -> str:
         (["plan", "mixtral-8x7b", "--context", "9" * 30], "more than 1,000,000,000 tokens"),
         (["validate", "mixtral-8x7b", "--timeout-s", "nan"], "must be a positive number of seconds"),
         (["validate", "mixtral-8x7b", "--nproc", "100000"], "at most 256 ranks"),
+        (["validate", "mixtral-8x7b", "--simulate-ranks", "0"], "simulate_ranks=0 must be at least 1"),
+        (["validate", "mixtral-8x7b", "--device", "tpu"], "cannot validate on 'tpu': this machine has cpu"),
         (
             ["plan", "mixtral-8x7b", "--fix", "tpp=8"],
             "cannot fix 'tpp': degrees are pp, dp, tp, ep, etp, batch, replicas",

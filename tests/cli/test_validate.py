@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoshard import autoshard
-from autoshard.validate import ValidationReport
+from autoshard.validate import FullSizeReport, LaunchTimeout, ValidationReport
 
 
 def test_a_plan_on_two_ranks(command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -23,12 +23,25 @@ def test_a_plan_on_two_ranks(command, tmp_path: Path) -> None:  # type: ignore[n
     assert data["cases"][0]["name"] == "plan"
     assert data["cases"][0]["degrees"] == {"pp": 1, "dp": 1, "tp": 2, "ep": 2, "etp": 1}
     assert len(data["cases"]) > 6
+    # cheapest first: the plan's own 8 ranks without numbers, then the two real ones
+    full, real = data["tiers"]
+    assert (full["name"], full["passed"], full["world_size"], full["logits_shape"][-1]) == ("full_size", True, 8, 32000)
+    assert full["collectives_match"] and full["expected"] == full["observed"] != []
+    assert (real["name"], real["passed"], real["nproc"], real["cases"]) == ("gloo_ranks", True, 2, len(data["cases"]))
 
 
 @pytest.fixture
 def fake_ranks(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Ranks that report what was expected, or a difference."""
+    """Ranks that report what was expected, or a difference; nothing runs at full size."""
     import autoshard.api.validation as validation
+
+    def full_size(*_, **__):  # type: ignore[no-untyped-def]
+        return FullSizeReport(
+            world_size=8, ranks=(7,), tokens=1, logits_shape=None, parameter_bytes=1, parameter_bytes_match=True,
+            collectives_match=True, expected=(), observed=(), seconds=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(validation, "run_full_size", full_size)
 
     def install(difference: str | None) -> list:  # type: ignore[type-arg]
         jobs: list = []  # type: ignore[type-arg]
@@ -64,6 +77,27 @@ def test_fixed_degrees_and_pins_are_the_first_case(command, fake_ranks) -> None:
     assert case.name == "fixed"
     assert (case.strategy.degrees.dp, case.strategy.degrees.tp, case.strategy.degrees.ep) == (2, 2, 4)
     assert case.strategy.choice("layers/o") == 0
+
+
+def test_simulated_ranks_stand_in_for_real_ones(command) -> None:  # type: ignore[no-untyped-def]
+    ran = command("validate", "mixtral-8x7b", "--simulate-ranks", "2", "--dtype", "float64", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    data = json.loads(ran.out)
+    (tier,) = data["tiers"]
+    assert (tier["name"], tier["nproc"], tier["passed"]) == ("simulated_ranks", 2, True)
+    assert tier["logits_max_rel_err"]["float64"] < 1e-9 and data["nproc"] == 2
+    assert all(case["simulated"] for case in data["cases"]) and len(data["cases"]) > 6
+
+
+def test_ranks_that_need_more_time_are_one_line(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    import autoshard.api.validation as validation
+
+    def late(*_, **__):  # type: ignore[no-untyped-def]
+        raise LaunchTimeout("4 ranks: not done after 5 s")
+
+    monkeypatch.setattr(validation, "run_on_ranks", late)
+    ran = command("validate", "mixtral-8x7b", "--timeout-s", "5")
+    assert ran.error == "4 ranks: not done after 5 s; give more with --timeout-s"
 
 
 def test_plans_that_were_tampered_with_are_refused(command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import autoshard.emit.application as apply_module
+import autoshard.emit.experts as experts_module
 import autoshard.emit.heads as heads_module
 import autoshard.emit.linear as linear_module
 import autoshard.emit.steps as steps_module
@@ -68,17 +69,12 @@ def plain_shard() -> Any:
 
 
 def other_experts() -> Any:
-    """The experts of the ep ranks are mixed up: right shapes and bytes, wrong experts."""
+    """Neighbouring ep ranks mistake their experts for each other's: right shapes and bytes, wrong experts."""
 
-    def make(mesh_axes: Any) -> Any:
-        def swapped(*a: Any) -> Any:
-            axes = dict(mesh_axes(*a))
-            axes["ep"] = replace(axes["ep"], coordinate=axes["ep"].size - 1 - axes["ep"].coordinate)
-            return axes
+    def make(sort_pairs: Any) -> Any:
+        return lambda experts, first, num_local: sort_pairs(experts, first ^ num_local, num_local)
 
-        return swapped
-
-    return _patched(apply_module, "mesh_axes", make)
+    return _patched(experts_module, "sort_pairs", make)
 
 
 def double_bytes() -> Any:
@@ -169,6 +165,11 @@ def plain_convolution() -> Any:
 def hang() -> Any:
     """A rank that never gets on."""
     return _patched(apply_module, "check_parameters", lambda _: lambda *__: time.sleep(600))
+
+
+def doze() -> Any:
+    """Ranks that take their time."""
+    return _patched(apply_module, "check_parameters", lambda _: lambda *__: time.sleep(2.5))
 
 
 def die() -> Any:

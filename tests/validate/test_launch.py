@@ -9,7 +9,7 @@ import pytest
 from autoshard.errors import InvalidInputError
 from autoshard.sharding import Degrees
 from autoshard.sharding.patterns import pattern_strategy
-from autoshard.validate import Case, LaunchError, ModelJob, validate
+from autoshard.validate import Case, LaunchError, LaunchTimeout, ModelJob, validate
 from tests.validate.sources import SOURCES, graph_of
 
 
@@ -34,11 +34,19 @@ def ranks_left() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("fault,message,limit_s", [("hang", "2 ranks: ", 20), ("die", "2 ranks: exit code", 120)])
-def test_no_result_is_an_error_in_time(fault: str, message: str, limit_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault,kind,message,limit_s",
+    [
+        ("hang", LaunchTimeout, "2 ranks: not done after 20 s$", 20),
+        ("die", LaunchError, "2 ranks: exit code", 120),
+    ],
+)
+def test_no_result_is_an_error_in_time(
+    fault: str, kind: type[LaunchError], message: str, limit_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOSHARD_TEST_MARK", str(os.getpid()))
     start = time.monotonic()
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(kind, match=message):
         validate(
             [job(Degrees(tp=2, etp=2), fault)],
             nproc=2,
@@ -56,3 +64,13 @@ def test_cases_that_do_not_fit_the_ranks_are_refused() -> None:
     odd = job(Degrees(dp=2, ep=2, batch=2)).model_copy(update={"sequences": 3})
     with pytest.raises(InvalidInputError, match="3 sequences over dp=2"):
         validate([odd], nproc=2)
+
+
+def test_simulated_ranks_that_hang_are_an_error_in_time() -> None:
+    """A rank that sleeps (2.5 s, a thread cannot be stopped) while the others wait for it: the job's second is over."""
+    work = job(Degrees(tp=2, etp=2)).model_copy(update={"source": SOURCES["llama"].to_dict()})
+    slow = work.cases[0].model_copy(update={"hook": "tests.validate.faults:doze"})
+    with pytest.raises(LaunchTimeout, match="2 simulated ranks: not done after 1 s"):
+        validate(
+            [work.model_copy(update={"cases": (slow,)})], nproc=2, dtypes=("float32",), timeout_s=1.0, simulated=True
+        )

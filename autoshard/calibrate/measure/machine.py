@@ -126,7 +126,7 @@ def measure_machine(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in {"cpu", "cuda"} or (device == "cuda" and not torch.cuda.is_available()):
-        raise InvalidInputError(f"cannot measure on {device!r}: this machine has cpu{_has_cuda()}")
+        raise InvalidInputError(f"cannot measure on {device!r}: this machine has cpu{has_cuda()}")
     base = parse_cluster(f"{like}x8")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     local = torch.device("cpu")
@@ -161,7 +161,8 @@ def measure_machine(
     return _fitted(rows, base, local, name=name, like=like, ranks=ranks)
 
 
-def _has_cuda() -> str:
+def has_cuda() -> str:
+    """``" and cuda"`` on a machine that has it, for messages."""
     return " and cuda" if torch.cuda.is_available() else ""
 
 

@@ -12,15 +12,19 @@ from autoshard.cli.terminal import progress, show, show_json
 
 def validate(
     subject: Annotated[str, typer.Argument(metavar="PLAN|MODEL", help="A plan file, or a model.")],
-    nproc: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 4,
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks to start on this machine (4, or none with --simulate-ranks).")
+    ] = None,
+    simulate_ranks: Annotated[int | None, typer.Option(help="Ranks to simulate in this process.")] = None,
     fix: o.Fix = None,
     pin: o.Pin = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or both.")] = "both",
     timeout_s: Annotated[float, typer.Option(help="Seconds after which the ranks are stopped.")] = 300.0,
     model: Annotated[str | None, typer.Option(help="How to build a plan's model, where its file cannot say.")] = None,
+    device: Annotated[str | None, typer.Option(help="Also time one rank's ops on it: cpu or cuda.")] = None,
     json: o.Json = False,
 ) -> None:
-    """Run a plan's sharding on real ranks: same logits, same collectives, same bytes.
+    """Prove a plan's sharding: at full size without numbers, then on ranks: same logits, collectives and bytes.
 
     Exit code 1 if anything differs.
     """
@@ -31,7 +35,7 @@ def validate(
         from autoshard.api.pins import parse_fix, parse_pin
         from autoshard.api.plan import Plan
         from autoshard.api.validation import validate as run_cases
-        from autoshard.validate import LaunchError
+        from autoshard.validate import LaunchError, LaunchTimeout
 
         fixed, pinned = parse_fix(fix), parse_pin(pin)
         use_working_directory(subject if model is None else model)
@@ -40,13 +44,17 @@ def validate(
             data = run_cases(
                 what,
                 nproc=nproc,
+                simulate_ranks=simulate_ranks,
                 fixed=fixed,
                 pinned=pinned,
                 dtype=dtype,
                 timeout_s=timeout_s,
                 model=model,
+                device=device,
                 progress=tell,
             )
+        except LaunchTimeout as error:
+            raise LaunchTimeout(f"{error}; give more with --timeout-s") from error
         except LaunchError as error:
             raise RuntimeError(str(error)) from error  # ranks that died are not the user's to mend
     data["seconds"] = time.perf_counter() - start

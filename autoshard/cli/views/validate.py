@@ -1,4 +1,4 @@
-"""What real ranks did, case by case."""
+"""What was proved, tier by tier and case by case."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,12 +11,18 @@ from autoshard.cli.views.prediction import grid
 
 
 def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """A row per case, then the verdict."""
-    yield f"{data['model']}, reduced, on {data['nproc']} ranks ({data['device']}): sharded against unsharded"
+    """A row per tier, a row per case, then the verdict."""
+    for tier in data.get("tiers", ()):
+        if tier["name"] == "full_size":
+            yield _full_size(data["model"], tier)
+            yield ""
+    kinds = " and ".join(f"{t['nproc']} {t['name'].replace('_', ' ')}" for t in data.get("tiers", ()) if "nproc" in t)
+    yield f"{data['model']}, reduced, on {kinds} ({data['device']}): sharded against unsharded"
     yield ""
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for case in data["cases"]:
-        by_name.setdefault(case["name"], []).append(case)
+        name = f"{case['name']} (simulated)" if case.get("simulated") else case["name"]
+        by_name.setdefault(name, []).append(case)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("case", no_wrap=True)
     table.add_column("pp dp tp ep etp", no_wrap=True)
@@ -40,9 +46,40 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     for case in data["cases"]:
         if not case["passed"]:
             yield Text(f"{case['name']} {case['dtype']}: {case['difference']}", style="red")
+    for tier in data.get("tiers", ()):
+        if tier["name"] == "op_times":
+            yield from _op_times(tier)
+            yield ""
     yield Text("max|a-b| / max|b| of the logits; == as listed before the ranks started", style="dim")
     yield ""
     yield _verdict(data)
+
+
+def _full_size(model: str, tier: Mapping[str, Any]) -> Text:
+    """One line on the tier without numbers."""
+    start = f"{model}, full size, {tier['world_size']} pretended ranks, no numbers: "
+    if tier["passed"] is None:
+        return Text(f"{start}not run, {tier['reason']}", style="yellow")
+    if not tier["passed"]:
+        return Text(f"{start}{tier['difference']}", style="red")
+    calls = sum(t["count"] for t in tier["observed"])
+    held = tier["parameter_bytes"] / 1e9
+    return Text(f"{start}{calls} collectives and {held:.2f} GB of parameters a rank, as planned", style="green")
+
+
+def _op_times(tier: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A row per fused op: measured on this machine, predicted for the plan's device."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("op", "one rank's share"):
+        table.add_column(name, no_wrap=True)
+    table.add_column(f"measured on {tier['device']}", justify="right", no_wrap=True)
+    table.add_column(f"predicted for {tier['predicted_for']}", justify="right", no_wrap=True)
+    for t in tier["ops"]:
+        measured = t["reason"] if t["measured_s"] is None else f"{t['measured_s'] * 1e6:.1f} us"
+        predicted = "" if t["predicted_s"] is None else f"{t['predicted_s'] * 1e6:.1f} us"
+        table.add_row(f"{t['block']}/{t['op']}", t["shapes"], measured, predicted)
+    yield table
+    yield Text(f"{sum(c['count'] for c in tier['collectives'])} collectives a pass: not measured", style="dim")
 
 
 def _error(case: Mapping[str, Any]) -> Text:
