@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import _set_thread_isolation_mode
+from torch._C._distributed_c10d import _set_thread_isolation_mode  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -107,7 +107,7 @@ def threads_as_ranks() -> Iterator[None]:
     The process' own groups are out of sight and come back afterwards.
     """
     before = c10d._world
-    c10d._world = ThreadLocalWorld()  # type: ignore[assignment, no-untyped-call]
+    c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
     _set_thread_isolation_mode(True)
     try:
         yield

@@ -16,7 +16,7 @@ from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedMo
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, strategy_reasons
 from autoshard.tracing import ModelSource, source_from_dict, trace_source
-from autoshard.validate import ModelJob, ValidationReport, default_cases, plan_case, run_full_size
+from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size
 from autoshard.validate import validate as run_on_ranks
 
 MOST_RANKS = 256
@@ -117,7 +117,7 @@ def _reduced_job(
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
     graph = trace_source(reduced)
-    cases = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
+    cases: tuple[Case, ...] = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
     if nproc <= ALL_PATTERNS:
         cases += default_cases(graph, nproc, None)
     elif not cases:
@@ -127,16 +127,10 @@ def _reduced_job(
 
 
 def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: int) -> dict[str, Any]:
-    """The full-size tier as JSON; ``passed`` is null where it could not be run, with the reason."""
+    """The full-size tier as JSON."""
     d = strategy.degrees
-    if d.pp > 1:
-        return {
-            "name": "full_size",
-            "passed": None,
-            "world_size": d.num_devices,
-            "reason": f"pp={d.pp}: pipeline stages are planned, not yet run",
-        }
-    report = run_full_size(source, graph, strategy, sequences=d.sequences, length=length)
+    sequences = d.sequences * d.num_microbatches
+    report = run_full_size(source, graph, strategy, sequences=sequences, length=length)
     return {"name": "full_size", **report.to_dict()}
 
 

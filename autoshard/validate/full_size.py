@@ -35,7 +35,7 @@ class FullSizeReport:
     """What was found at full size.
 
     ``ranks`` are those that were run, ``tokens`` what each dp rank got in one pass. ``expected`` is the plan's list
-    for these tokens; ``observed`` what the last of ``ranks`` sent. ``difference`` is the first thing found wrong.
+    for these tokens and the stages of ``ranks``; ``observed`` what these sent. ``difference`` is the first thing found wrong.
     """
 
     world_size: int
@@ -65,30 +65,36 @@ def run_full_size(
 ) -> FullSizeReport:
     """Run the last rank of ``strategy``, at its own degrees, on meta tensors of the graph's dtype.
 
+    Of a pipeline the last rank of the first stage runs too.
+
     Args:
         source: the model at full size.
         graph: its trace.
-        strategy: what to run; one pipeline stage.
+        strategy: what to run.
         sequences: per dp rank, of ``length`` tokens each, in one pass without a past.
         length: see ``sequences``.
     """
     started = time.perf_counter()
     d = strategy.degrees
-    want = expect(graph, strategy, sequences=sequences * d.dp, lengths=(length,), dtype=graph.dtype)
-    ranks = (d.num_devices - 1,)
-    observed: tuple[Traffic, ...] = ()
+    stages = sorted({0, d.pp - 1})
+    expected: list[Traffic] = []
+    observed: list[Traffic] = []
     differences: list[str] = []
     traffic_ok = bytes_ok = True
     logits_shape = None
-    vocab = max(op.vocab.size for _, op in graph.all_ops() if op.kind == "embedding")
-    for rank in ranks:
+    most_bytes = 0
+    for stage in stages:
+        rank = (stage + 1) * d.group - 1
+        want = expect(graph, strategy, sequences=sequences * d.dp, lengths=(length,), dtype=graph.dtype, stage=stage)
+        expected += want.traffic
+        most_bytes = max(most_bytes, want.parameter_bytes)
         result = _run_rank(source, graph, strategy, rank, (sequences, length))
         if "exception" in result:
             differences.append(f"rank {rank} raised {result['exception']}")
             traffic_ok = bytes_ok = False
             continue
         seen = named_traffic(graph, d, want, rank, result["traffic"])
-        observed = seen
+        observed += seen
         if seen != want.traffic:
             traffic_ok = False
             differences.append(f"rank {rank}: {first_difference(want.traffic, seen)}")
@@ -98,21 +104,26 @@ def run_full_size(
                 f"rank {rank} holds {result['parameter_bytes']} bytes of parameters, expected {want.parameter_bytes}"
             )
         logits_shape = result["logits_shape"]
-        if logits_shape != (sequences, length, vocab):
-            differences.append(f"rank {rank}: logits are {logits_shape}, expected {(sequences, length, vocab)}")
+        wanted = _logits_shape(graph, sequences, length) if stage == d.pp - 1 else None
+        if logits_shape != wanted:
+            differences.append(f"rank {rank}: logits are {logits_shape}, expected {wanted}")
     return FullSizeReport(
         world_size=d.num_devices,
-        ranks=ranks,
+        ranks=tuple((stage + 1) * d.group - 1 for stage in stages),
         tokens=sequences * length,
         logits_shape=logits_shape,
-        parameter_bytes=want.parameter_bytes,
+        parameter_bytes=most_bytes,
         parameter_bytes_match=bytes_ok,
         collectives_match=traffic_ok,
-        expected=want.traffic,
-        observed=observed,
+        expected=tuple(expected),
+        observed=tuple(observed),
         seconds=time.perf_counter() - started,
         difference=differences[0] if differences else None,
     )
+
+
+def _logits_shape(graph: OpGraph, sequences: int, length: int) -> tuple[int, int, int]:
+    return sequences, length, max(op.vocab.size for _, op in graph.all_ops() if op.kind == "embedding")
 
 
 def _run_rank(
@@ -148,7 +159,7 @@ def _one_pass(source: ModelSource, graph: OpGraph, strategy: Strategy, shape: tu
     return {
         "traffic": traffic_of(comm, 0),
         "parameter_bytes": parameter_bytes(model),
-        "logits_shape": tuple(logits.shape),
+        "logits_shape": None if logits is None else tuple(logits.shape),
     }
 
 
