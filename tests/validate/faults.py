@@ -36,7 +36,7 @@ def _change_items(change: Callable[[ResolvedOp], ResolvedOp]) -> Any:
 
 
 def _change_placements(change: Callable[[Any], Any]) -> Any:
-    return _patched(apply_module, "place_all", lambda place: lambda *a: tuple(change(p) for p in place(*a)))
+    return _patched(apply_module, "stage_placements", lambda place: lambda *a: tuple(change(p) for p in place(*a)))
 
 
 def drop_reduction() -> Any:
