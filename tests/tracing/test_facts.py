@@ -28,7 +28,12 @@ def test_no_prediction_layers(family, value):
 
 
 def test_quantisation_of_the_config(family):
-    given = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    given = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head"],
+    }
     expected = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "kept": 1}
     assert _facts(family, quantization_config=given)["quantization"] == expected
     assert _facts(family)["quantization"] is None
