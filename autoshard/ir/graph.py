@@ -105,7 +105,8 @@ class OpGraph:
         for b, op in self.all_ops():
             n = op.num_parameters
             if isinstance(op, ExpertsLinear):
-                n = n * op.top_k // op.experts.size
+                rows = [p.shape[0] for p in op.params if len(p.shape) == 3]  # more than experts, if some do nothing
+                n = n * op.top_k // max([op.experts.size, *rows])
             total += b.repeat * n
         return total
 

@@ -96,9 +96,9 @@ def _kept(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, 
             continue
         more = num_bytes - before.get(name, (0, 0))[1]
         grown += more
-        if not more:
-            state += num_bytes
-            elements += 0 if name.startswith("conv") else numel * name.startswith(("recurrent", "own"))
+        state += 0 if more else num_bytes
+        if not more and name.startswith(("recurrent", "own")):
+            elements += numel
     return Kept(
         recurrent_elements=elements,
         state_bytes=state,
@@ -111,7 +111,7 @@ def _sizes(cache: Any, layer: int) -> dict[str, tuple[int, int]]:
     """(elements, bytes) per sequence of a layer's tensors, in its part of the cache and in the cache's own tables."""
     found: dict[str, tuple[int, int]] = {}
     seen: set[int] = set()
-    parts = [(key, value) for key, value in vars(cache.layers[layer]).items()] if layer < len(cache.layers) else []
+    parts = list(vars(cache.layers[layer]).items()) if layer < len(cache.layers) else []
     for key, value in vars(cache).items():
         if key != "layers" and isinstance(value, (list, tuple, dict)):
             own = value.get(layer) if isinstance(value, dict) else value[layer] if layer < len(value) else None

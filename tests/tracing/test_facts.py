@@ -16,8 +16,8 @@ def _facts(family, **given):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_prediction_layers_are_counted_beside_the_model(family, key):
-    # A mixture layer: attention with its norms 18,728 (see test_families), two norms of 64, router 64 x 8, eight experts
-    # and a shared one of 3 x 64 x 32; before it a matrix 2 x 64 -> 64 and two norms of 64, after it one.
+    # A mixture layer: attention with its norms 18,728 (see test_families), two norms of 64, router 64 x 8, eight
+    # experts and a shared one of 3 x 64 x 32; before it a matrix 2 x 64 -> 64 and two norms of 64, after it one.
     layer = 18_728 + 2 * 64 + 64 * 8 + 9 * 3 * 64 * 32
     assert _facts(family, **{key: 2})["mtp"] == {"layers": 2, "parameters": 2 * (layer + 2 * 64 * 64 + 3 * 64)}
 
