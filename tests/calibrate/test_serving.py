@@ -1,0 +1,145 @@
+"""Serving runs against the law: rules for what a table leaves unsaid, fits on rows made by hand, choices under limits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.calibrate.serving import evaluate_serving
+from autoshard.calibrate.serving.choice import choices_under_limits
+from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
+from autoshard.calibrate.serving.passes import TERMS, Passes
+from autoshard.calibrate.serving.rows import COLUMNS, Run, catalogue_name, read_runs
+from autoshard.calibrate.tables import Table
+from autoshard.errors import InvalidInputError
+from tests.graphs import GraphMaker
+
+ROW = {
+    "system": "h100_sxm",
+    "model_path": "owner/Small-Instruct",
+    "backend": "vllm",
+    "precision_label": "fp8",
+    "isl": "1000",
+    "osl": "100",
+    "concurrency": "16",
+    "tp_size": "4",
+    "attention_dp_size": "1",
+    "moe_tp_size": "2",
+    "moe_ep_size": "2",
+    "silicon_ttft_ms": "200",
+    "silicon_tpot_ms": "10",
+}
+
+
+def table(*rows: dict[str, str]) -> Table:
+    full = [{**ROW, **row} for row in rows]
+    return Table("runs.csv", {name: tuple(r[name] for r in full) for name in {**ROW, **full[0]}})
+
+
+def test_what_a_table_leaves_unsaid() -> None:
+    assert catalogue_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3-235b-a22b"
+    assert catalogue_name("nvidia/Llama-3.1-8B-Instruct-FP8") == "llama-3.1-8b"
+    assert catalogue_name("deepseek-ai/DeepSeek-R1") == "deepseek-v3", "R1 has V3's shapes"
+    drawn = {"lengths_note": "lengths ~U[0.8,1.0]x nominal"}
+    run = read_runs(table({"backend": "trtllm", "moe_ep_size": "0", **drawn})).runs[0]
+    assert (run.isl, run.osl, run.ep, run.etp, run.kv_dtype) == (900, 90, 1, 4, "float8_e4m3fn")
+    assert run.formats(routed=True).experts == "fp8_block" and run.formats(routed=False).dense == "fp8"
+    plain = read_runs(table({"precision_label": "", "lengths_note": ""})).runs[0]
+    assert plain.formats(routed=True).experts == "bfloat16" and plain.kv_dtype == "bfloat16" and plain.isl == 1000
+    fp4 = read_runs(table({"precision_label": "fp4", "lengths_note": ""})).runs[0].formats(routed=True)
+    assert (fp4.dense, fp4.experts) == ("bfloat16", "w4a16_mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"backend": "tgi"}, "row 2: unknown backend 'tgi': known are vllm"),
+        ({"precision_label": "int3"}, "row 2: unknown precision_label 'int3'"),
+        ({"concurrency": "-1"}, "row 2: concurrency must be positive, got -1"),
+        ({"silicon_tpot_ms": "fast"}, "row 2: silicon_tpot_ms is no number: 'fast'"),
+        ({"moe_ep_size": "3"}, "moe_ep_size=3 does not divide tp_size x attention_dp_size = 4"),
+        ({"system": "h1000"}, "unknown device 'H1000': known are A100"),
+        ({"model_path": "owner/other"}, "none of its models is in the catalogue: other"),
+    ],
+)
+def test_a_bad_table_gives_one_line(wrong: dict[str, str], message: str) -> None:
+    graph = GraphMaker(hidden=512, heads=16, experts=8, intermediate=512).graph("mm")
+    with pytest.raises(InvalidInputError, match=message.replace("?", ".")) as error:
+        evaluate_serving(table(wrong), lambda name: graph if name == "small" else None)
+    assert "\n" not in str(error.value)
+
+
+def made_passes(n: int, seed: int) -> Passes:
+    rng = np.random.default_rng(seed)
+    shape = (n, len(TERMS))
+    return Passes(
+        rng.uniform(1e-4, 3e-3, shape),
+        rng.uniform(1e-3, 2e-2, shape),
+        rng.integers(300, 1000, n).astype(float),
+        rng.integers(1, 128, n).astype(float),
+        rng.integers(100, 2000, n).astype(float),
+    )
+
+
+def test_constants_that_made_rows_are_found_again() -> None:
+    passes = made_passes(300, 0)
+    true = Constants(form="sequences", sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    tpot, ttft = true.tpot_s(passes), true.ttft_s(passes)
+    found = fit_constants(passes, tpot, ttft, [("a", "vllm")] * 300, "sequences")
+    for name in ("sequence_s", "interference", "prompt_passes", "queue_share"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.01), name
+    # by hand, for the first row: D + sigma n + phi (n - 1) P / osl
+    d, p, n, osl = passes.decode_s[0], passes.prompt_s[0], passes.requests[0], passes.osl[0]
+    assert tpot[0] == pytest.approx(d + 2e-5 * n + 0.9 * (n - 1) * p / osl)
+    assert ttft[0] == pytest.approx((p + d + 2e-5 * n) * (3.0 + 0.05 * (n - 1)))
+
+
+def test_a_models_own_rows_do_not_decide_its_constants() -> None:
+    passes = made_passes(240, 1)
+    groups = [(("a", "b", "c")[i % 3], "vllm") for i in range(240)]
+    true = Constants(form="sequences", sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    tpot, ttft = true.tpot_s(passes), true.ttft_s(passes)
+    own = np.array([model == "a" for model, _ in groups])
+    found = leave_one_out(passes, np.where(own, 7 * tpot, tpot), np.where(own, 7 * ttft, ttft), groups)
+    assert found["a"].interference == pytest.approx(0.9, rel=0.02)
+    assert found["a"].prompt_passes == pytest.approx(3.0, rel=0.02)
+
+
+def run(tp: int, concurrency: float) -> Run:
+    return Run(
+        line=2, model="m", device="H100", engine="vllm", label="fp8", isl=1000, osl=100,
+        concurrency=concurrency, tp=tp, dp=1, ep=1, etp=tp,
+    )  # fmt: skip
+
+
+def test_choice_under_a_limit_by_hand() -> None:
+    runs = [run(2, 16), run(4, 16), run(4, 64)]
+    measured = np.array([0.020, 0.012, 0.030])
+    # tokens/s/GPU measured: 16/(2*.02)=400, 16/(4*.012)=333, 64/(4*.03)=533
+    right = choices_under_limits(runs, measured, measured)
+    # 15 ms: the second; 25: the first; 40 and 60: the third
+    assert (right["picks"], right["missed_share"], right["regret"]) == (4, 0.0, 0.0)
+    # thought 10 ms each but for the first: at 15, 25 and 40 the third is picked, which takes 30 > 1.1 * 25
+    wrong = choices_under_limits(runs, np.array([0.07, 0.010, 0.010]), measured)
+    assert wrong["picks"] == 4 and wrong["missed_share"] == 0.5 and wrong["regret"] == 0.0
+    # the second is picked throughout: 333 against 333, 400, 533 and 533
+    shy = choices_under_limits(runs, np.array([0.07, 0.010, 0.07]), measured)
+    assert shy["regret"] == pytest.approx((0 + (1 - 333.333 / 400) + 2 * (1 - 333.333 / 533.333)) / 4, rel=1e-4)
+    assert choices_under_limits(runs[1:], measured[1:], measured[1:])["picks"] == 0, "one layout is no choice"
+
+
+def test_the_whole_evaluation_on_a_small_model() -> None:
+    graph = GraphMaker(hidden=512, heads=16, experts=8, intermediate=512).graph("mm")
+    rows = [{"concurrency": str(c), "tp_size": str(tp), "moe_tp_size": str(tp), "moe_ep_size": "1"}
+            for c in (1, 8, 64) for tp in (1, 4)]  # fmt: skip
+    skipped = {"model_path": "owner/other"}
+    data = evaluate_serving(table(*rows, skipped), lambda name: graph if name == "small" else None)
+    assert data["rows"] == 6 and list(data["skipped"]) == ["other"] and "dense" not in data
+    part = data["moe"]
+    assert part["tpot"]["rows"] == part["tpot"]["by"]["small H100"]["rows"] == 6
+    assert {"median_ape", "p90_ape", "rows", "by"} <= set(part["ttft"])
+    assert set(part["terms"]) == {*TERMS, "host", "prompts", "kernels alone"}
+
+
+def test_columns_are_what_a_table_must_have(tmp_path: Path) -> None:
+    assert set(COLUMNS) == set(ROW)
