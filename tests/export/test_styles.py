@@ -112,10 +112,9 @@ def test_a_bias_behind_a_sum_is_refused() -> None:
 
 @pytest.mark.wide
 def test_engines_keep_the_latent_projections_whole() -> None:
-    from tests.export.checkpoints import build
-
     from autoshard.api.models import graph_of as trace_model
     from autoshard.api.models import source_of
+    from tests.export.checkpoints import build
 
     model = build("deepseek_v3")
     graph = trace_model(model, source_of(model))
