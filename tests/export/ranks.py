@@ -74,9 +74,19 @@ def work(rank: int, nproc: int, path: str, store: str) -> None:
     dist.destroy_process_group()
 
 
+def warm_up(path: str) -> None:
+    """Import what ranks need before they fork, so that it is imported once."""
+    import accelerate  # noqa: F401
+    import transformers.distributed.tensor_parallel
+
+    for job in json.loads(Path(path).read_text()):
+        config = transformers.AutoConfig.from_pretrained(job["checkpoint"])
+        model = getattr(transformers, config.architectures[0])(config)  # tiny
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+
+
 if __name__ == "__main__":
-    for name in json.loads(Path(sys.argv[1]).read_text()):
-        transformers.AutoConfig.from_pretrained(name["checkpoint"])  # imports its modules before the ranks fork
+    warm_up(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         count = int(sys.argv[2])
         mp.start_processes(  # type: ignore[no-untyped-call]
