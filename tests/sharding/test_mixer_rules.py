@@ -134,7 +134,7 @@ def test_rows_of_unequal_parts_stay_whole_and_every_part_must_divide():
         in_dim=Dim(name="hidden", size=64),
         out_dim=Dim(name="qkv", size=96),
         parts=(64, 16, 16),
-        params=(_param("w", (96, 64)), _param("b", (96,))),
+        params=(_param("w", (96, 64)), Param(fqn="b", shape=(96,), dtype="bfloat16", role="bias")),
     )
     rows, columns, _ = linear.options(fused, TP)
     assert rows.params == ((), ()) and [size for size, _, _ in rows.divides] == [64, 16, 16]
