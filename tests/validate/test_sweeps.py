@@ -8,7 +8,7 @@ import os
 import pytest
 
 from autoshard.ir import OpGraph
-from autoshard.tracing import trace
+from autoshard.tracing import trace_source
 from autoshard.validate import Case, ModelJob, ValidationReport, validate
 from tests.validate.strategies import random_strategies
 from tests.validate.sweeps import SWEPT, sweep, swept_source
@@ -20,7 +20,7 @@ SEED = int(os.environ.get("AUTOSHARD_RANDOM_SEED", "4"))
 
 
 def graph_of(name: str) -> OpGraph:
-    return trace(swept_source(name).build(dtype="float32"), name=name)
+    return trace_source(swept_source(name))
 
 
 def run(name: str, graph: OpGraph, cases: list[Case], nproc: int, *, simulated: bool = True) -> list[ValidationReport]:
