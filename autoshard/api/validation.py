@@ -16,7 +16,7 @@ from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedMo
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, strategy_reasons
 from autoshard.tracing import ModelSource, source_from_dict, trace_source
-from autoshard.validate import ModelJob, ValidationReport, default_cases, plan_case, run_full_size
+from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size
 from autoshard.validate import validate as run_on_ranks
 
 MOST_RANKS = 256
@@ -117,7 +117,7 @@ def _reduced_job(
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
     graph = trace_source(reduced)
-    cases = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
+    cases: tuple[Case, ...] = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
     if nproc <= ALL_PATTERNS:
         cases += default_cases(graph, nproc, None)
     elif not cases:

@@ -13,7 +13,8 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """
     if _grouped_kernel_takes(rows, weight):
         return F.grouped_mm(rows, weight, offs=counts.cumsum(0).to(torch.int32))
-    return _one_by_one(rows, weight, counts)
+    out: Tensor = _one_by_one(rows, weight, counts)
+    return out
 
 
 # An operator of its own, so that what reads the counts is one node whose shape is known without them: fake tensors and

@@ -62,7 +62,7 @@ def all_to_all(offers: list[Offer]) -> None:
 
 
 def _cut(x: Tensor, rows: Sequence[int] | None, size: int) -> Sequence[Tensor]:
-    return x.split(list(rows)) if rows else x.split(x.shape[0] // size)
+    return torch.split(x, list(rows)) if rows else x.chunk(size)
 
 
 @dataclass(frozen=True, slots=True)
