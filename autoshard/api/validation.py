@@ -137,7 +137,7 @@ def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: 
             "reason": f"pp={d.pp}: pipeline stages are planned, not yet run",
         }
     report = run_full_size(source, graph, strategy, sequences=d.sequences, length=length)
-    return {"name": "full_size", **report.to_dict()}
+    return {"name": "full_size", **report.to_dict(), "reason": report.skipped}
 
 
 def op_times(plan: Plan, strategy: Strategy, device: str) -> dict[str, Any]:
