@@ -36,8 +36,8 @@ class FullSizeReport:
     """What was found at full size.
 
     ``ranks`` are those that were run, ``tokens`` what each dp rank got in one pass. ``expected`` is the plan's list
-    for these tokens; ``observed`` what the last of ``ranks`` sent. ``difference`` is the first thing found wrong. ``skipped``
-    says why nothing could be run: the model asks its data, and even unsharded cannot be run without any.
+    for these tokens; ``observed`` what the last of ``ranks`` sent. ``difference`` is the first thing found wrong.
+    ``skipped`` says why nothing could be run: the model asks its data, and even unsharded cannot be run without any.
     """
 
     world_size: int
