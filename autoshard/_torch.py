@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import _set_thread_isolation_mode  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -108,11 +107,11 @@ def threads_as_ranks() -> Iterator[None]:
     """
     before = c10d._world
     c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
-    _set_thread_isolation_mode(True)
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        _set_thread_isolation_mode(False)
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
         c10d._world = before
 
 

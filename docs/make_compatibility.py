@@ -253,11 +253,11 @@ def main(names: list[str]) -> None:
         except AutoshardError as error:
             rows[name] = dict.fromkeys(COLUMNS, f"({error})")
         print(f"{name}: {time.perf_counter() - start:.1f} s {rows[name]}", file=sys.stderr, flush=True)
-    lines = list(table(rows))
+        if not names:
+            text = "\n".join([TEXT, *table(rows), ""])
+            Path(__file__).with_name("compatibility.md").write_text(text, encoding="utf-8")
     if names:
-        print("\n".join(lines))
-    else:
-        Path(__file__).with_name("compatibility.md").write_text("\n".join([TEXT, *lines, ""]), encoding="utf-8")
+        print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

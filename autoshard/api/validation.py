@@ -131,7 +131,7 @@ def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: 
     d = strategy.degrees
     sequences = d.sequences * d.num_microbatches
     report = run_full_size(source, graph, strategy, sequences=sequences, length=length)
-    return {"name": "full_size", **report.to_dict()}
+    return {"name": "full_size", **report.to_dict(), "reason": report.skipped}
 
 
 def op_times(plan: Plan, strategy: Strategy, device: str) -> dict[str, Any]:

@@ -39,7 +39,9 @@ _KINDS: Mapping[str, tuple[str, Payload]] = {
 }
 """Operator -> kind, and which tensors are the payload: the first argument's, the second's, or the result."""
 
-_QUIET = frozenset({"c10d::barrier", "c10d::monitored_barrier_", "c10d::recv_", "_c10d_functional::wait_tensor"})
+NOT_SENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
+"""Operators of these namespaces that communicate nothing."""
+_QUIET = NOT_SENT | {"c10d::barrier", "c10d::monitored_barrier_", "c10d::recv_"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from autoshard._torch import reduces_by_sum
-from autoshard.validate.comm_log import CommLog, LoggedCollective, collective_name, group_of, holds_dtensor, tensors_in
+from autoshard.validate.comm_log import (
+    NOT_SENT,
+    CommLog,
+    LoggedCollective,
+    collective_name,
+    group_of,
+    holds_dtensor,
+    tensors_in,
+)
 from autoshard.validate.network import Network
 
 Offer = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[int] | None]
@@ -62,7 +70,7 @@ def all_to_all(offers: list[Offer]) -> None:
 
 
 def _cut(x: Tensor, rows: Sequence[int] | None, size: int) -> Sequence[Tensor]:
-    return torch.split(x, list(rows) if rows else x.shape[0] // size)
+    return torch.split(x, list(rows)) if rows else x.chunk(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,6 @@ _CARRIED: Mapping[str, _Carried] = {
 }
 _RAGGED = frozenset({"c10d::alltoall_base_", "c10d::alltoall_", "_c10d_functional::all_to_all_single"})
 """Operators in which ranks may bring different numbers of bytes."""
-_SILENT = frozenset({"_c10d_functional::wait_tensor"})
 
 
 class SimulatedRank(CommLog):
@@ -122,7 +129,7 @@ class SimulatedRank(CommLog):
     def _communicate(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         # The fake group allocates and returns what the real one would.
         out = func(*args)
-        if name in _SILENT:
+        if name in NOT_SENT:
             return out
         seen = self.record(name, args, out)
         if name in ("c10d::send", "c10d::recv_"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from autoshard._torch import READ_VALUE, FakeStore, threads_as_ranks
 from autoshard.emit import apply, device_mesh
@@ -35,7 +36,9 @@ class FullSizeReport:
     """What was found at full size.
 
     ``ranks`` are those that were run, ``tokens`` what each dp rank got in one pass. ``expected`` is the plan's list
-    for these tokens and the stages of ``ranks``; ``observed`` what these sent. ``difference`` is the first thing found wrong.
+    for these tokens and the stages of ``ranks``; ``observed`` what these sent. ``difference`` is the first thing found
+    wrong. ``skipped`` says why nothing could be run: the model asks its data, and even unsharded cannot be run without
+    any.
     """
 
     world_size: int
@@ -49,11 +52,12 @@ class FullSizeReport:
     observed: tuple[Traffic, ...]
     seconds: float
     difference: str | None = None
+    skipped: str | None = None
 
     @property
-    def passed(self) -> bool:
-        """Everything agreed."""
-        return self.difference is None
+    def passed(self) -> bool | None:
+        """Everything agreed; None when nothing could be run."""
+        return None if self.skipped is not None else self.difference is None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -81,7 +85,7 @@ def run_full_size(
     observed: list[Traffic] = []
     differences: list[str] = []
     traffic_ok = bytes_ok = True
-    logits_shape = None
+    logits_shape = skipped = None
     most_bytes = 0
     for stage in stages:
         rank = (stage + 1) * d.group - 1
@@ -90,6 +94,7 @@ def run_full_size(
         most_bytes = max(most_bytes, want.parameter_bytes)
         result = _run_rank(source, graph, strategy, rank, (sequences, length))
         if "exception" in result:
+            skipped = _needs_data(source, graph, (sequences, length))
             differences.append(f"rank {rank} raised {result['exception']}")
             traffic_ok = bytes_ok = False
             continue
@@ -119,6 +124,7 @@ def run_full_size(
         observed=tuple(observed),
         seconds=time.perf_counter() - started,
         difference=differences[0] if differences else None,
+        skipped=skipped,
     )
 
 
@@ -150,16 +156,31 @@ def _run_rank(
     return result
 
 
+def _needs_data(source: ModelSource, graph: OpGraph, shape: tuple[int, int]) -> str | None:
+    """Why the unsharded model cannot be run on meta tensors; None if it can."""
+    model = source.build(dtype=graph.dtype)
+    try:
+        _forward(model, shape)
+    except Exception as error:
+        return f"without data the model itself raises {type(error).__name__}: {str(error).splitlines()[0]}"
+    return None
+
+
+def _forward(model: nn.Module, shape: tuple[int, int]) -> tuple[CommLog, tuple[int, ...] | None]:
+    """One pass on meta tensors: what it sent, and the shape of the logits."""
+    with traceable_kernels(model), PretendedRank() as comm, BalancedRouting():
+        logits = next_logits(model, torch.zeros(shape, dtype=torch.long, device="meta"), new_cache(model))
+    return comm, None if logits is None else tuple(logits.shape)
+
+
 def _one_pass(source: ModelSource, graph: OpGraph, strategy: Strategy, shape: tuple[int, int]) -> dict[str, Any]:
     mesh = device_mesh(graph, strategy.degrees, "cpu")
     model = apply(source.build(dtype=graph.dtype), graph, strategy, mesh)
-    with traceable_kernels(model), PretendedRank() as comm, BalancedRouting():
-        ids = torch.zeros(shape, dtype=torch.long, device="meta")
-        logits = next_logits(model, ids, new_cache(model))
+    comm, logits_shape = _forward(model, shape)
     return {
         "traffic": traffic_of(comm, 0),
         "parameter_bytes": parameter_bytes(model),
-        "logits_shape": None if logits is None else tuple(logits.shape),
+        "logits_shape": logits_shape,
     }
 
 

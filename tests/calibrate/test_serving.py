@@ -1,4 +1,5 @@
-"""Serving runs against the law: rules for what a table leaves unsaid, fits on rows made by hand, choices under limits."""
+"""Serving runs against the law: rules for what a table leaves unsaid, fits on rows made by hand, choices under
+limits."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ from tests.validate.sources import SOURCES, graph_of
 from tests.validate.strategies import random_strategies
 
 NPROC = 4
-COUNT = int(os.environ.get("AUTOSHARD_RANDOM_STRATEGIES", "6"))
+COUNT = int(os.environ.get("AUTOSHARD_RANDOM_STRATEGIES", "4"))
 SEED = int(os.environ.get("AUTOSHARD_RANDOM_SEED", "20"))
 MAIN = ("mixtral", "qwen3-moe", "gpt-moe")
 OTHER = ("olmoe", "llama", "llama-biases", "llama-tied", "mixtral-2-kv-heads", "olmoe-2-kv-heads")
@@ -30,8 +30,8 @@ def job(model: str, cases: list[Case], dtype: str = "float64") -> ModelJob:
     )
 
 
-def run(jobs: list[ModelJob], *, simulated: bool) -> list[ValidationReport]:
-    reports = validate(jobs, nproc=NPROC, simulated=simulated, timeout_s=300 + 30 * COUNT)
+def run(jobs: list[ModelJob], *, simulated: bool, nproc: int = NPROC) -> list[ValidationReport]:
+    reports = validate(jobs, nproc=nproc, simulated=simulated, timeout_s=300 + 30 * COUNT)
     failed = [f"{r.name} {r.dtype} {r.degrees}: {r.difference}" for r in reports if not r.passed]
     assert reports and not failed, "\n".join(failed)
     assert all(r.collectives_match and r.parameter_bytes_match for r in reports)
@@ -47,7 +47,10 @@ def points(reports: list[ValidationReport]) -> set[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MAIN)
 def test_every_pattern(model: str) -> None:
+    """All of the first model; of the others all over tp, and elsewhere the two that differ most."""
     patterns = list(default_cases(graph_of(model), NPROC))
+    if model != MAIN[0]:
+        patterns = [c for c in patterns if c.name.startswith("tp/") or c.name.endswith(("/megatron", "/gather_in"))]
     reports = run([job(model, patterns)], simulated=True)
     assert points(reports) == POINTS | {"pp2_x_tp", "pp2_x_dp", "pp2_x_ep"}
     for report in reports:
@@ -71,8 +74,9 @@ def test_uneven_stages() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", OTHER)
 def test_families_biases_ties_and_copied_kv_heads(model: str) -> None:
-    cases = [c for c in default_cases(graph_of(model), NPROC) if c.name.startswith("tp/")]
-    assert points(run([job(model, cases)], simulated=True)) == {"tp"}
+    nproc = NPROC if model.endswith("2-kv-heads") else 2
+    cases = [c for c in default_cases(graph_of(model), nproc) if c.name.startswith("tp/")]
+    assert points(run([job(model, cases)], simulated=True, nproc=nproc)) == {"tp"}
 
 
 @pytest.mark.timeout(900)
