@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Choice, degree_reasons
+from autoshard.sharding import DISPATCH, RESIDUAL, Choice, degree_reasons
 from autoshard.sharding.legality import choice_key, choice_keys
 from autoshard.sharding.space import options
 from autoshard.simulator import PINNABLE
@@ -76,8 +76,11 @@ def check_degrees(graph: OpGraph, fixed: Mapping[str, int]) -> None:
 
 
 def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    if name in ("residual", RESIDUAL):
-        return (RESIDUAL,)
+    for key in (RESIDUAL, DISPATCH):
+        if name in (key, key.partition("/")[2]) and key in keys:
+            return (key,)
+    if name in ("dispatch", DISPATCH):
+        raise InvalidInputError(f"cannot pin {name!r}: {graph.model_name} has no experts that ranks could share")
     matched = tuple(key for key in keys if name in (key, key.partition("/")[2]))
     if matched:
         return matched
@@ -92,7 +95,7 @@ def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ..
 
 
 def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str) -> None:
-    if key == RESIDUAL:
+    if key in (RESIDUAL, DISPATCH):
         offered: set[Choice] = {0, None}
     else:
         block, op = next((b, o) for b, o in graph.all_ops() if f"{b.name}/{o.name}" == key)

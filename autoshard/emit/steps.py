@@ -33,6 +33,8 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
     """``x`` after one step along an axis of at least two ranks."""
     dim = -1 if step.dim == "feature" else 0
     match step.kind:
+        case "slice" if step.dim == "token":
+            return local_tokens(x, axis)
         case "slice":
             return local_part(x, dim, axis, step.packed)
         case "all_reduce":
@@ -42,7 +44,13 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
         case "reduce_scatter":
             return reduce_scatter(x, dim, axis, step.packed)
         case "all_to_all":
-            raise AssertionError("no rule makes an all_to_all step yet")
+            raise AssertionError("rows for experts are exchanged inside their module")
+
+
+def local_tokens(x: Tensor, axis: MeshAxis) -> Tensor:
+    """This rank's share of the tokens (dim 0), an even one rounded up: the last ranks' may be shorter, or empty."""
+    share = -(-len(x) // axis.size)
+    return x[axis.coordinate * share : (axis.coordinate + 1) * share]
 
 
 def all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:

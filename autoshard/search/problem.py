@@ -1,7 +1,7 @@
 """The sharding problem as search algorithms see it: components, exact masks, counted evaluations.
 
 Components in order: group, pp, tp, ep, batch (as sequences of one microbatch on one dp rank), the residual's layout,
-then one choice per fused op. dp and etp follow. Degrees are masked by the table of legal points (whose least memory
+how tokens reach their experts (where experts can be split), then one choice per fused op. dp and etp follow. Degrees are masked by the table of legal points (whose least memory
 fits); choices by their own legality and by the memory that the choices still to come need at least.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoshard.search.keys import PrefixSet
 from autoshard.search.protocol import Scores
 from autoshard.sharding.patterns import PATTERNS, role_of
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 from autoshard.simulator.points import DEGREE_COMPONENTS
 from autoshard.simulator.simulator import Simulator
 from autoshard.simulator.variables import ILLEGAL_BYTES
@@ -182,6 +182,8 @@ class ShardingProblem:
         for v, variable in enumerate(self.sim.variables):
             if variable.key == RESIDUAL:
                 wanted = 0 if sharded_residual else None
+            elif variable.key == DISPATCH:
+                wanted = None
             else:
                 block_name, op_name = variable.key.split("/", 1)
                 role = role_of(blocks[block_name], blocks[block_name].op(op_name))

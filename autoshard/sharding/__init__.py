@@ -11,9 +11,10 @@ from autoshard.sharding.layout import Layout, Step
 from autoshard.sharding.legality import Reason, degree_reasons, mesh_of, strategy_reasons
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.placements import ParamPlacement, Placement, place_all
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 __all__ = [
+    "DISPATCH",
     "RESIDUAL",
     "Choice",
     "Collective",

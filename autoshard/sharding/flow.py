@@ -68,6 +68,7 @@ def tensor_moves(
         axes, rows, width, packed = TP, "local", _residual_width(block), 1
     else:
         axes, rows, width = tensor_axes(block, producer), tensor_rows(producer), tensor_width(producer)
+        rows = "arrived" if rows == "pairs" and pattern.exchange else rows
         packed = 1 if getattr(producer, "interleaved", False) else getattr(producer, "packed", 1)
 
     def bridge(src: Layout, dst: Layout) -> tuple[Step, ...]:
@@ -85,7 +86,7 @@ def tensor_moves(
     for (op, position, need), at_tp in zip(readers, needs, strict=True):
         steps = bridge(delivered, at_tp)
         if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
-            steps = (*steps, *dispatch(need, pattern, hidden=op.in_dim.size, top_k=op.top_k))
+            steps = (*steps, *dispatch(need, pattern, op))
         elif steps and isinstance(op, _INLINE):
             raise UnsupportedModelError(f"{op.fqn}: its input {width} wide would have to move inside the module")
         entry.append(steps)

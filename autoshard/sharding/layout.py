@@ -6,16 +6,28 @@ is one collective (or a free local slice) over one axis. Steps are symbolic in t
 is priced for many strategies at once by the simulator, written into a plan, and executed by the ranks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 Axis = Literal["dp", "tp", "ep", "etp", "tp_ep", "tp_etp", "dp_ep", "dp_etp", "tp_kv", "tp_rep"]
 """A named direction of the mesh of one pipeline stage; ``tp_ep`` is the part of tp that is also in ep, and so on."""
 
 StepKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice"]
-Rows = Literal["local", "group", "pairs"]
-"""``local``: tokens of one dp rank; ``group``: tokens of all dp ranks; ``pairs``: group tokens x experts per token."""
+Rows = Literal["local", "group", "pairs", "own", "sent", "arrived", "counts"]
+"""How many rows a step's payload has.
+
+=========== ==========================================================================================================
+``local``   tokens of one dp rank
+``group``   tokens of all dp ranks
+``pairs``   group tokens x experts per token
+``own``     tokens that one ep rank exchanges: its share of a dp rank's, or those of all its dp ranks (`own_tokens`)
+``sent``    own tokens x experts per token: the rows an ep rank sends to the experts, and gets back from them
+``arrived`` the rows that experts get: as many as ``sent`` where all experts are chosen equally often
+``counts``  one
+=========== ==========================================================================================================
+"""
 
 
 class Layout(StrEnum):
@@ -25,6 +37,9 @@ class Layout(StrEnum):
     SHARDED = "sharded"
     PARTIAL = "partial"
 
+
+INDEX_BYTES = 4.0
+"""Bytes of an expert number, or of a count: int32."""
 
 R, S, P = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL
 
@@ -36,8 +51,11 @@ class Step:
     The payload is the tensor as nccl-tests counts it: the buffer of an all_reduce, the gathered output of an
     all_gather, the total input of a reduce_scatter. It has ``rows`` rows of ``width`` activation elements plus
     ``statistics`` elements (float32, or float64 when activations are) and ``indices`` int32 elements, divided by the
-    sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced; ``packed`` parts of the feature dim are
-    handled side by side (gate|up).
+    sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced: tokens that do not divide are padded.
+    ``packed`` parts of the feature dim are handled side by side (gate|up).
+
+    An ``all_to_all`` has as many parts as the axis has ranks, of unequal sizes. Its payload is what does not depend on
+    the data: what a rank sends on the way to the experts (``sent``), what it gets on the way back (``arrived``).
     """
 
     kind: StepKind
@@ -53,7 +71,39 @@ class Step:
     def row_bytes(self, activation_bytes: float) -> float:
         """Bytes of one row of the undivided payload."""
         statistic_bytes = max(4.0, activation_bytes)
-        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * 4.0
+        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * INDEX_BYTES
+
+
+def own_tokens(tokens: Any, sizes: Mapping[str, Any]) -> Any:
+    """Tokens that one ep rank exchanges when a dp rank has ``tokens``: an even share, rounded up, of ``tp_ep`` ranks.
+
+    Where ep divides dp instead, the ``dp_etp`` dp ranks that share experts have each other's tokens. Whole numbers, or
+    arrays of them.
+    """
+    return -(-tokens // sizes["tp_ep"]) * sizes["dp_etp"]
+
+
+def step_rows(step: Step, sizes: Mapping[str, Any], *, tokens: Any, top_k: int) -> Any:
+    """Rows of a step's payload when a dp rank has ``tokens`` tokens; whole numbers, or arrays over strategies.
+
+    The tokens that a step gathers, scatters or slices are padded to a multiple of its axis.
+    """
+    match step.rows:
+        case "local":
+            rows = tokens
+        case "group":
+            rows = tokens * sizes["dp"]
+        case "pairs":
+            rows = tokens * sizes["dp"] * top_k
+        case "own":
+            rows = own_tokens(tokens, sizes)
+        case "sent" | "arrived":
+            rows = own_tokens(tokens, sizes) * top_k
+        case "counts":
+            rows = sizes["ep"] // sizes["ep"]  # one, as an array where the others are
+    if step.dim == "token":
+        rows = -(-rows // sizes[step.axis]) * sizes[step.axis]
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from autoshard.errors import InvalidInputError
 from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, stage_mesh
 from autoshard.sharding.layout import Layout
+from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +156,11 @@ def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
 
 
 def choice_keys(graph: OpGraph) -> tuple[str, ...]:
-    """Every key a strategy may have, in graph order, `RESIDUAL` first."""
+    """Every key a strategy may have, in graph order, `RESIDUAL` and `DISPATCH` first."""
     own = [f"{b.name}/{op.name}" for b in graph.components() for op in free_ops(b)]
     decided = {choice_key(graph, b, op) for b in graph.components() for op in free_ops(b)}
-    return (RESIDUAL, *(key for key in own if key in decided))
+    dispatch = (DISPATCH,) if can_exchange(graph) else ()
+    return (RESIDUAL, *dispatch, *(key for key in own if key in decided))
 
 
 def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str, Option]:
@@ -203,6 +205,9 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
                 message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
             )
         )
+    why = exchange_illegal(d.ep) if strategy.exchange else None
+    if why is not None:
+        found.append(Reason(rule="dispatch", values=(("ep", d.ep),), message=f"choice 0 of {DISPATCH}: {why}"))
     forbidden = sharded_residual_reason(graph)
     if strategy.residual is Layout.SHARDED and forbidden is not None:
         found.append(Reason(rule="residual", values=(), message=f"the residual cannot be sharded: {forbidden}"))

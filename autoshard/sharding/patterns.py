@@ -22,9 +22,10 @@ from autoshard.ir import (
 )
 from autoshard.sharding.degrees import Degrees
 from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
+from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice
 from autoshard.sharding.space import consumers, free_ops, options
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 Role = Literal["embed", "norm", "in", "core", "out", "router", "act", "head"]
 """``in``: matrices read from the residual side (q, k, v, gate, up, experts_up); ``out``: those that go back to it."""
@@ -62,11 +63,15 @@ def role_of(block: Block, op: FusedOp) -> Role:
             return "out" if any(reader.kind == "add" for reader in readers) else "in"
 
 
-def pattern_strategy(graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None) -> Strategy:
+def pattern_strategy(
+    graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None, dispatch: Choice = None
+) -> Strategy:
     """The strategy of a named pattern at given degrees. Raises KeyError for an unknown pattern."""
     roles = PATTERNS[pattern]
     sizes = axis_sizes(mesh_of(graph, degrees))
     chosen: dict[str, Choice] = {RESIDUAL: residual if degrees.tp > 1 else None}
+    if can_exchange(graph):
+        chosen[DISPATCH] = dispatch if exchange_illegal(degrees.ep) is None else None
     layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
     for block in graph.components():
         for op in free_ops(block):

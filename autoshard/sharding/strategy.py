@@ -9,12 +9,16 @@ from autoshard.sharding.option import Choice
 RESIDUAL = "model/residual"
 """Key of the residual's layout among the choices: 0 = hidden-sharded over tp, None = replicated."""
 
+DISPATCH = "model/dispatch"
+"""Key of how tokens reach their experts: 0 = all_to_all of (token, expert) rows, None = all tokens are gathered."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """One point of the search space.
 
-    ``choices`` has a pair ``("<block>/<op>", choice)`` for every op that has a choice of its own, plus `RESIDUAL`.
+    ``choices`` has a pair ``("<block>/<op>", choice)`` for every op that has a choice of its own, plus `RESIDUAL`
+    and, where experts can be split, `DISPATCH`.
     """
 
     degrees: Degrees
@@ -28,3 +32,8 @@ class Strategy:
     def residual(self) -> Layout:
         """Layout of the residual stream over tp."""
         return Layout.SHARDED if self.choice(RESIDUAL) == 0 else Layout.REPLICATED
+
+    @property
+    def exchange(self) -> bool:
+        """Whether tokens are exchanged with the ranks of their experts, not gathered."""
+        return self.choice(DISPATCH) == 0

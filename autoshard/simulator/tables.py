@@ -8,6 +8,7 @@ are; the price of a step is then one vector over points, and is reused wherever 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,13 +19,14 @@ from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
 from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
 from autoshard.sharding.flow import tensor_moves
-from autoshard.sharding.layout import Layout, R, S, Step
-from autoshard.sharding.legality import choice_key, choice_keys
-from autoshard.sharding.moe import StagePattern
+from autoshard.sharding.layout import INDEX_BYTES, Layout, R, S, Step, own_tokens
+from autoshard.sharding.legality import choice_key, choice_keys, expert_counts
+from autoshard.sharding.moe import StagePattern, exchange_illegal
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason, tensor_rows
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.points import Points
 from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
 from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
@@ -76,6 +78,9 @@ class TableBuilder:
             sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0) & (sharded_residual_reason(self.graph) is None)
             legal = np.stack([np.ones(n, dtype=bool), sharded], 1)
             return self._with_pin(key, (None, 0), legal, (False, False))
+        if key == DISPATCH:
+            legal = np.stack([np.ones(n, dtype=bool), [exchange_illegal(int(e)) is None for e in sizes["ep"]]], 1)
+            return self._with_pin(key, (None, 0), legal, (False, False))
         block, op = self._owner(key)
         offered = options(block, op)
         legal = np.ones((n, len(offered)), dtype=bool)
@@ -103,6 +108,8 @@ class TableBuilder:
             return known
         if step.kind == "slice":
             found = np.zeros(len(self.points))
+        elif step.kind == "all_to_all":
+            found = self._exchange_s(step, self._amounts[last])
         else:
             amounts = self._amounts[last]
             found = collective_s(
@@ -116,6 +123,22 @@ class TableBuilder:
             )
         self._step_s[step, last] = found
         return found
+
+    def _exchange_s(self, step: Step, amounts: Amounts) -> FloatArray:
+        """Seconds of an all_to_all of (token, expert) rows, that of their counts included, which is free by itself."""
+        if step.rows == "counts":
+            return np.zeros(len(self.points))
+        experts = expert_counts(self.graph)[0] if step.rows == "sent" else 0
+        return exchange_s(
+            self.cluster,
+            "dispatch" if step.rows == "sent" else "combine",
+            own_tokens(amounts.tokens, self.points.sizes),
+            amounts.step_bytes(step, self.points, ACTIVATION_BYTES),
+            amounts.top_k,
+            experts * INDEX_BYTES,
+            self.points.sizes[step.axis],
+            self.points.in_node[step.axis],
+        )
 
     def component(self, block: Block, *, priced: bool = True) -> Component:
         """Factors and bytes of one block; without factors unless ``priced``."""
@@ -177,6 +200,8 @@ class TableBuilder:
         if not readers and producer is None:
             return None
         found = {self._decides(block, op) for op in (producer, *(r for r, _ in readers))}
+        if any(tensor_rows(op) == "pairs" for op in (producer, *(r for r, _ in readers)) if op is not None):
+            found.add(self._index.get(DISPATCH))
         if not readers and not _is_head(producer):
             found.add(self._index[RESIDUAL])
         order = tuple(sorted(v for v in found if v is not None))
@@ -222,6 +247,7 @@ class TableBuilder:
         needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
         final = None if readers else (R if _is_head(producer) else residual)
         try:
+            pattern = replace(pattern, exchange=chosen.get(self._index.get(DISPATCH, -1)) == 0)
             moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
         except UnsupportedModelError:
             return np.full(len(self.points), ILLEGAL_S)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy, degree_reasons, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, option_illegal
+from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.patterns import PATTERNS, pattern_strategy
 from autoshard.sharding.space import free_ops, options, sharded_residual_reason
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.validate.job import Case
 
 _SCALED = ("dp", "tp", "ep", "etp")
@@ -60,6 +61,11 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
     notes = list(scaled)
     residual = strategy.choice(RESIDUAL) if degrees.tp > 1 else None
     chosen = {RESIDUAL: residual}
+    if can_exchange(graph):
+        why = exchange_illegal(degrees.ep) if strategy.exchange else None
+        chosen[DISPATCH] = strategy.choice(DISPATCH) if why is None else None
+        if why is not None:
+            notes.append(f"choice 0 of {DISPATCH} is not offered on {nproc} ranks: {why}")
     sizes = axis_sizes(mesh_of(graph, degrees))
     layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
     for block in graph.components():
@@ -99,6 +105,9 @@ def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
                 strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
                 name = f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual")
                 yield Case(name=name, strategy=strategy)
+            if can_exchange(graph) and exchange_illegal(degrees.ep) is None:
+                strategy = pattern_strategy(graph, degrees, pattern, dispatch=0)
+                yield Case(name=f"{point}/{pattern}/all_to_all", strategy=strategy)
 
 
 def default_cases(graph: OpGraph, nproc: int, plan: Strategy | None = None) -> tuple[Case, ...]:

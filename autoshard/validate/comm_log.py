@@ -41,11 +41,15 @@ _QUIET = frozenset({"c10d::barrier", "c10d::monitored_barrier_", "c10d::recv_", 
 
 @dataclass(frozen=True, slots=True)
 class LoggedCollective:
-    """One collective as it ran on this rank; ``ranks`` are the global ranks of its group."""
+    """One collective as it ran on this rank; ``ranks`` are the global ranks of its group.
+
+    ``received_bytes`` is the buffer that an all_to_all fills, whose parts may be of any size; ``num_bytes`` otherwise.
+    """
 
     kind: str
     ranks: tuple[int, ...]
     num_bytes: int
+    received_bytes: int
 
 
 class CommLog(DispatchMode):
@@ -62,9 +66,15 @@ class CommLog(DispatchMode):
         if namespace in ("c10d", "_c10d_functional") and name not in _QUIET:
             kind, payload = _KINDS.get(name, (name, "first"))
             of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
-            num_bytes = sum(t.numel() * t.element_size() for t in _tensors(of))
-            self.log.append(LoggedCollective(kind, _group_of(args), num_bytes))
+            num_bytes = received_bytes = _bytes(of)
+            if kind == "all_to_all":
+                received_bytes = _bytes((out,) if namespace == "_c10d_functional" else args[:1])
+            self.log.append(LoggedCollective(kind, _group_of(args), num_bytes, received_bytes))
         return out
+
+
+def _bytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ and the bytes of parameters on every rank.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from autoshard.sharding import mesh_of
 from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, expect
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
+from autoshard.validate.routed import Listed, routed_traffic
 from autoshard.validate.report import TOLERANCE, ValidationReport
 
 
@@ -72,7 +73,16 @@ def _judge(
             if not error <= TOLERANCE[dtype]:
                 where = "prompt" if step == 0 else f"decode step {step}"
                 differences.append(f"rank {rank}: logits of the {where} differ by {error:.2e} > {TOLERANCE[dtype]:.0e}")
-        seen = _observed(model, case, want, rank, result["traffic"])
+        routed = routed_traffic(
+            model.graph,
+            case.strategy,
+            result.get("routing", ()),
+            sequences=model.sequences,
+            lengths=model.lengths,
+            dtype=dtype,
+            rank=rank,
+        )
+        seen = _observed(model, case, want, routed, rank, result["traffic"])
         if rank == 0 or (traffic_ok and seen != want.traffic):
             observed = seen
         if seen != want.traffic:
@@ -102,8 +112,18 @@ def _judge(
     )
 
 
-def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: Sequence[Any]) -> tuple[Traffic, ...]:
-    """Traffic as logged, under the names of the axes.
+def _observed(
+    model: ModelJob,
+    case: Case,
+    want: Expectation,
+    routed: Mapping[Listed, Counter[tuple[int, int]]],
+    rank: int,
+    seen: Sequence[Any],
+) -> tuple[Traffic, ...]:
+    """Traffic as logged, under the names of the axes and the bytes of the plan's list.
+
+    What depends on routing counts as what the list has it as where both directions have exactly the bytes that the
+    unsharded model's routing gives this rank (``routed``).
 
     A log knows ranks, not axes, and two axes may have the same ranks: what was seen is first given to what was
     expected of those ranks; the rest goes by the first axis with these ranks, or by the ranks.
@@ -111,17 +131,20 @@ def _observed(model: ModelJob, case: Case, want: Expectation, rank: int, seen: S
     degrees = case.strategy.degrees
     axes = [axis for axis, view in mesh_of(model.graph, degrees).views if view]
     ranks_of = {str(axis): axis_ranks(model.graph, degrees, axis, rank) for axis in axes}
-    left = Counter({(step, kind, tuple(sorted(ranks)), size): n for step, kind, ranks, size, n in seen})
+    left = Counter({(step, kind, tuple(sorted(ranks)), out, back): n for step, kind, ranks, out, back, n in seen})
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     names: dict[Any, str] = {}
     for t in want.traffic:
-        key = (t.step, t.kind, ranks_of[t.axis], t.num_bytes)
-        names.setdefault(key, t.axis)
-        taken = min(t.count, left[key])
-        left[key] -= taken
-        found[t.step, t.kind, t.axis, t.group_size, t.num_bytes] += taken
+        sizes = Counter(routed.get((t.step, t.kind, t.axis, t.num_bytes), ()))
+        sizes[t.num_bytes, t.num_bytes] += t.count - sizes.total()
+        for (out, back), count in sizes.items():
+            key = (t.step, t.kind, ranks_of[t.axis], out, back)
+            names.setdefault(key, t.axis)
+            taken = min(count, left[key])
+            left[key] -= taken
+            found[t.step, t.kind, t.axis, t.group_size, t.num_bytes] += taken
     for key, count in left.items():
-        step, kind, ranks, num_bytes = key
+        step, kind, ranks, num_bytes, _ = key
         axis = names.get(key) or next((a for a, r in ranks_of.items() if r == ranks), f"ranks {ranks}")
         found[step, kind, axis, len(ranks), num_bytes] += count
     return tuple(sorted(Traffic(*key, count) for key, count in found.items() if count))

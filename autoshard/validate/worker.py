@@ -12,6 +12,7 @@ import json
 import os
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.axes import mesh_axes
-from autoshard.ir import OpGraph
+from autoshard.emit.dispatch import identify
+from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.tracing import source_from_dict
 from autoshard.validate.comm_log import CommLog
 from autoshard.validate.decoding import new_cache, next_logits, token_ids
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.lift import lift_float32
+from autoshard.validate.routed import experts_modules
 
 
 class Rank:
@@ -48,7 +51,11 @@ class Rank:
         self.ids = [t.to(device) for t in token_ids(vocab, job.sequences, job.lengths, job.seed + 1)]
         with self.lift():
             cache = new_cache(self.model)
-            self.reference = [next_logits(self.model, ids, cache) for ids in self.ids]
+            self.reference, self.routing = [], []
+            for ids in self.ids:
+                with recorded_routing(self.model, job) as chosen:
+                    self.reference.append(next_logits(self.model, ids, cache))
+                self.routing.append(chosen)
 
     def mesh(self, graph: OpGraph, strategy: Strategy) -> DeviceMesh:
         """The mesh of the strategy's degrees, made once."""
@@ -72,9 +79,33 @@ class Rank:
                 with CommLog() as comm, self.lift():
                     logits = next_logits(model, ids[mine], cache)
                 errors.append(relative_error(logits, self.reference[step][mine]))
-                seen = Counter((c.kind, c.ranks, c.num_bytes) for c in comm.log)
-                traffic += [[step, kind, ranks, num_bytes, n] for (kind, ranks, num_bytes), n in seen.items()]
-        return {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+                seen = Counter((c.kind, c.ranks, c.num_bytes, c.received_bytes) for c in comm.log)
+                traffic += [[step, *what, n] for what, n in seen.items()]
+        found = {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+        return {**found, "routing": self.routing} if strategy.exchange else found
+
+
+@contextlib.contextmanager
+def recorded_routing(model: nn.Module, job: ModelJob) -> Iterator[dict[str, list[list[int]]]]:
+    """Within it the experts of every token are written down, by experts module, where any case will need them."""
+    chosen: dict[str, list[list[int]]] = {}
+    names = experts_modules(job.graph) if any(case.strategy.exchange for case in job.cases) else ()
+    top_k = max((op.top_k for _, op in job.graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            chosen[name] = identify((*args, *kwargs.values()), top_k).experts.tolist()
+
+        return record
+
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True) for name in names
+    ]
+    try:
+        yield chosen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

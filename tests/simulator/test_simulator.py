@@ -9,7 +9,7 @@ from autoshard.cost import collective_s, experts_touched, gemm_s, grouped_gemm_s
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import parse_cluster
 from autoshard.sharding.patterns import PATTERNS
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.simulator import Simulator, partition, terms
 from autoshard.simulator.memory import WORKSPACE_BYTES
 from autoshard.simulator.points import divisors, make_points, ranks_in_node, sequence_grid
@@ -185,6 +185,7 @@ def test_every_linear_keeps_three_choices_at_legal_degrees() -> None:
     counts = {v.key: int(v.legal[0].sum()) for v in sim.variables}
     assert counts == {
         RESIDUAL: 2,
+        DISPATCH: 2,
         "prologue/embed": 3,
         "layers/attn_norm": 2,
         "layers/q": 3,

@@ -4,8 +4,9 @@ import random
 from collections.abc import Iterator
 
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Strategy, mesh_of, strategy_reasons
+from autoshard.sharding import DISPATCH, RESIDUAL, Strategy, mesh_of, strategy_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
+from autoshard.sharding.moe import can_exchange
 from autoshard.sharding.space import free_ops, options
 from autoshard.validate.cases import legal_degrees
 
@@ -17,6 +18,8 @@ def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iter
         degrees = rng.choice(points)
         residual = rng.choice((None, 0)) if degrees.tp > 1 else None
         chosen = {RESIDUAL: residual}
+        if can_exchange(graph):
+            chosen[DISPATCH] = rng.choice((None, 0)) if degrees.ep > 1 else None
         layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
         sizes = axis_sizes(mesh_of(graph, degrees))
         for block in graph.components():

@@ -1,0 +1,85 @@
+"""What exchanged rows a rank must be seen to send and get: from what the unsharded model's routers chose.
+
+A plan lists an all_to_all at the size that does not depend on the data (`autoshard.sharding.layout.Step`). How many rows
+arrive at a rank does: they are counted here, pair by pair, from the expert numbers of the unsharded model, so that the
+bytes of every rank are checked exactly in both directions. Over a group the sum is tokens x experts a token, whatever
+was chosen.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from autoshard.ir import ExpertsLinear, OpGraph
+from autoshard.sharding import Degrees, Strategy, mesh_of, resolve_graph
+from autoshard.sharding.collectives import step_bytes
+from autoshard.sharding.layout import own_tokens
+from autoshard.sharding.legality import axis_sizes
+from autoshard.units import dtype_bytes
+
+Routing = Sequence[Mapping[str, Sequence[Sequence[int]]]]
+"""Per pass and experts module: the experts of every token of all dp ranks, (tokens, experts a token)."""
+
+Listed = tuple[int, str, str, int]
+"""Pass, kind, axis and bytes as the plan lists them."""
+
+
+def experts_modules(graph: OpGraph) -> tuple[str, ...]:
+    """FQNs of all experts modules."""
+    return tuple(
+        block.fqn(op.fqn, instance)
+        for block, op in graph.all_ops()
+        if isinstance(op, ExpertsLinear) and op.stage == "up"
+        for instance in range(block.repeat)
+    )
+
+
+def rows_of_rank(
+    chosen: Sequence[Sequence[int]], num_experts: int, degrees: Degrees, sizes: Mapping[str, int], rank: int
+) -> tuple[int, int]:
+    """(token, expert) rows that ``rank`` sends to the experts of its group, and that arrive at its own.
+
+    ``chosen`` are the experts of the tokens of all dp ranks in order. An ep rank has an even share of a dp rank's tokens
+    (the last may have fewer), or the tokens of ``dp_etp`` dp ranks.
+    """
+    ep_rank = rank % degrees.group // degrees.etp
+    tokens, top_k = len(chosen) // degrees.dp, len(chosen[0])
+    share = own_tokens(tokens, sizes)
+    have = max(min(share, sizes["dp_etp"] * tokens - ep_rank % sizes["tp_ep"] * share), 0)
+    first = num_experts // degrees.ep * ep_rank
+    arrived = sum(first <= e < first + num_experts // degrees.ep for experts in chosen for e in experts)
+    return have * top_k, arrived
+
+
+def routed_traffic(
+    graph: OpGraph, strategy: Strategy, routing: Routing, *, sequences: int, lengths: tuple[int, ...], dtype: str, rank: int
+) -> dict[Listed, Counter[tuple[int, int]]]:
+    """(bytes sent, bytes received) of every collective of ``rank`` whose size depends on routing, by how it is listed."""
+    if not strategy.exchange:
+        return {}
+    degrees, sizes = strategy.degrees, axis_sizes(mesh_of(graph, strategy.degrees))
+    found: dict[Listed, Counter[tuple[int, int]]] = {}
+    resolved = resolve_graph(graph, strategy)
+    for number, length in enumerate(lengths):
+        for block in graph.components():
+            up = next((o for o in block.ops if isinstance(o, ExpertsLinear) and o.stage == "up"), None)
+            steps = [s for item in resolved[block.name] for s in item.steps() if s.rows in ("sent", "arrived")]
+            for step in steps if up is not None else ():
+                if step.kind == "slice" or sizes[step.axis] == 1:
+                    continue
+                assert up is not None
+                common = {
+                    "tokens": sequences // degrees.dp * length,
+                    "top_k": up.top_k,
+                    "activation_bytes": dtype_bytes(dtype),
+                }
+                listed = (number, str(step.kind), str(step.axis), step_bytes(step, sizes, **common))
+                for instance in range(block.repeat):
+                    chosen = routing[number][block.fqn(up.fqn, instance)]
+                    sent, arrived = rows_of_rank(chosen, up.experts.size, degrees, sizes, rank)
+                    if step.kind != "all_to_all":
+                        sent = arrived
+                    elif step.rows == "arrived":
+                        sent, arrived = arrived, sent
+                    both = tuple(step_bytes(step, sizes, rows=rows, **common) for rows in (sent, arrived))
+                    found.setdefault(listed, Counter())[both[0], both[1]] += 1
+    return found
