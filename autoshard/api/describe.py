@@ -1,12 +1,13 @@
 """A plan, and a traced model, as the JSON that people and programs read. The command line shows the same data."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.ir import Block, FusedOp, OpGraph
 from autoshard.plan import PlanData
-from autoshard.sharding import Strategy, mesh_of
-from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, option_illegal
+from autoshard.sharding import Choice, Strategy, mesh_of
+from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, model_choices, option_illegal
 from autoshard.sharding.space import free_ops, options
 
 
@@ -53,22 +54,26 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
 
 
 def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any]]:
-    """Per op with a choice of its own: the choices legal at the strategy's degrees, and why the others are not."""
+    """The model's choices, then each op's own: those legal at the strategy's degrees, and why the others are not."""
     sizes = axis_sizes(mesh_of(graph, strategy.degrees))
     keys = choice_keys(graph)
-    found: dict[str, dict[str, Any]] = {}
+    found = {key: _offered(key.partition("/")[2], reasons) for key, reasons in model_choices(graph, sizes).items()}
     for block in graph.components():
         for op in free_ops(block):
             key = choice_key(graph, block, op)
             if key not in keys or key in found:
                 continue
             reasons = {o.choice: option_illegal(o, sizes, strategy.residual, op) for o in options(block, op)}
-            found[key] = {
-                "kind": op.kind,
-                "legal": [c for c, why in reasons.items() if why is None],
-                "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
-            }
+            found[key] = _offered(op.kind, reasons)
     return found
+
+
+def _offered(kind: str, reasons: Mapping[Choice, str | None]) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "legal": [c for c, why in reasons.items() if why is None],
+        "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
+    }
 
 
 def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, Any]:

@@ -22,7 +22,7 @@ Fix = Annotated[str | None, typer.Option(help="Degrees to hold: tp=8,ep=8 (pp dp
 Pin = Annotated[
     str | None,
     typer.Option(
-        help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated; residual too)."
+        help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated); residual, dispatch too."
     ),
 ]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]

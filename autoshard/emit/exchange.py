@@ -73,5 +73,5 @@ def _sizes(counts: Tensor, arriving: Tensor, num_pairs: int, axis: MeshAxis) -> 
     if counts.is_meta or is_fake(counts):
         even = [num_pairs // axis.size + (i < num_pairs % axis.size) for i in range(axis.size)]
         return even, even
-    both = torch.stack((counts, arriving)).unflatten(1, (axis.size, -1)).sum(2).tolist()
+    both = torch.unflatten(torch.stack((counts, arriving)), 1, (axis.size, -1)).sum(2).tolist()
     return both[0], both[1]

@@ -10,6 +10,7 @@ Shape letters: t tokens of all dp ranks, k experts per token, e local experts, h
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class ExpertsForward:
             if step.indices:
                 tokens = gather_tokens(tokens, axis)
             elif step.dim == "token":
-                tokens = tokens.map(lambda x, step=step, axis=axis: run_step(x, step, axis))
+                tokens = tokens.map(partial(run_step, step=step, axis=axis))
             else:
                 tokens = replace(tokens, hidden=run_step(tokens.hidden, step, axis))
         return tokens

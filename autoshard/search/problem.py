@@ -1,8 +1,8 @@
 """The sharding problem as search algorithms see it: components, exact masks, counted evaluations.
 
 Components in order: group, pp, tp, ep, batch (as sequences of one microbatch on one dp rank), the residual's layout,
-how tokens reach their experts (where experts can be split), then one choice per fused op. dp and etp follow. Degrees are masked by the table of legal points (whose least memory
-fits); choices by their own legality and by the memory that the choices still to come need at least.
+how tokens reach their experts (where experts can be split), then one choice per fused op. dp and etp follow. Degrees
+are masked by the table of legal points (whose least memory fits); choices by their own legality and by the memory that the choices still to come need at least.
 """
 
 from functools import cached_property

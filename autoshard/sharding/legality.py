@@ -196,19 +196,25 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
             if why is not None:
                 message = f"choice {wanted} of {block.name}/{name}: {why}"
                 found.append(Reason(rule="choice", values=tuple(sorted(sizes.items())), message=message))
-    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=d.tp)
-    if strategy.residual is Layout.SHARDED and (d.tp == 1 or width % d.tp):
-        found.append(
-            Reason(
-                rule="residual",
-                values=(("hidden", width), ("tp", d.tp)),
-                message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
-            )
-        )
-    why = exchange_illegal(d.ep) if strategy.exchange else None
-    if why is not None:
-        found.append(Reason(rule="dispatch", values=(("ep", d.ep),), message=f"choice 0 of {DISPATCH}: {why}"))
-    forbidden = sharded_residual_reason(graph)
-    if strategy.residual is Layout.SHARDED and forbidden is not None:
-        found.append(Reason(rule="residual", values=(), message=f"the residual cannot be sharded: {forbidden}"))
+    for key, offered in model_choices(graph, sizes).items():
+        wanted = strategy.choice(key)
+        why = offered.get(wanted, "there is no such choice")
+        if why is not None:
+            values = (("tp", d.tp), ("ep", d.ep))
+            found.append(Reason(rule=key.partition("/")[2], values=values, message=f"choice {wanted} of {key}: {why}"))
     return tuple(found)
+
+
+def model_choices(graph: OpGraph, sizes: Mapping[str, int]) -> dict[str, dict[Choice, str | None]]:
+    """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is)."""
+    tp = sizes["tp"]
+    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=tp)
+    sharded = sharded_residual_reason(graph)
+    if tp == 1:
+        sharded = "same as replicated at tp=1"
+    elif width % tp:
+        sharded = f"hidden {width} does not divide by tp={tp}"
+    found: dict[str, dict[Choice, str | None]] = {RESIDUAL: {None: None, 0: sharded}}
+    if can_exchange(graph):
+        found[DISPATCH] = {None: None, 0: exchange_illegal(sizes["ep"])}
+    return found

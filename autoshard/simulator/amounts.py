@@ -43,7 +43,8 @@ class Amounts:
 
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""
-        total = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k) * step.row_bytes(activation_bytes)
+        rows: FloatArray = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k)
+        total = rows * step.row_bytes(activation_bytes)
         for axis in step.split:
             total = total / points.sizes[axis]
         return total

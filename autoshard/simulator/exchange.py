@@ -1,8 +1,8 @@
 r"""Time of an expert-parallel all_to_all: the library's, or that of an engine's own kernels, whichever is faster.
 
 The library sends the counts and then the rows, each an all_to_all. An engine's kernels are priced by the laws of
-`autoshard.cost.dispatch`: ``low_latency`` sends a row an expert and needs no counts first, ``normal`` sends a token to a
-node once and has a higher floor. Where a device has no such law the library's stands.
+`autoshard.cost.dispatch`: ``low_latency`` sends a row an expert and needs no counts first, ``normal`` sends a token
+to a node once and has a higher floor. Where a device has no such law the library's stands.
 
 Neglected: that ranks are loaded unequally, fp8 rows, and overlap with compute.
 """

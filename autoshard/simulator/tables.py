@@ -20,10 +20,10 @@ from autoshard.hardware import Cluster, CollectiveKind
 from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
 from autoshard.sharding.flow import tensor_moves
 from autoshard.sharding.layout import INDEX_BYTES, Layout, R, S, Step, own_tokens
-from autoshard.sharding.legality import choice_key, choice_keys, expert_counts
-from autoshard.sharding.moe import StagePattern, exchange_illegal
+from autoshard.sharding.legality import choice_key, choice_keys, expert_counts, model_choices
+from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason, tensor_rows
+from autoshard.sharding.space import consumers, option_axis, options, tensor_rows
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.exchange import exchange_s
@@ -73,26 +73,23 @@ class TableBuilder:
 
     def _variable(self, key: str) -> Variable:
         sizes, n = self.points.sizes, len(self.points)
-        if key == RESIDUAL:
-            width = next((op.hidden.size for _, op in self.graph.all_ops() if op.kind == "embedding"), 1)
-            sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0) & (sharded_residual_reason(self.graph) is None)
-            legal = np.stack([np.ones(n, dtype=bool), sharded], 1)
-            return self._with_pin(key, (None, 0), legal, (False, False))
-        if key == DISPATCH:
-            legal = np.stack([np.ones(n, dtype=bool), [exchange_illegal(int(e)) is None for e in sizes["ep"]]], 1)
-            return self._with_pin(key, (None, 0), legal, (False, False))
+        if key in (RESIDUAL, DISPATCH):
+            each, index = np.unique(np.stack([sizes["tp"], sizes["ep"]], 1), axis=0, return_inverse=True)
+            offered = [model_choices(self.graph, {"tp": int(tp), "ep": int(ep)})[key] for tp, ep in each]
+            legal = np.array([[why is None for why in o.values()] for o in offered])[index.reshape(-1)]
+            return self._with_pin(key, tuple(offered[0]), legal, (False,) * len(offered[0]))
         block, op = self._owner(key)
-        offered = options(block, op)
-        legal = np.ones((n, len(offered)), dtype=bool)
-        for i, option in enumerate(offered):
+        listed = options(block, op)
+        legal = np.ones((n, len(listed)), dtype=bool)
+        for i, option in enumerate(listed):
             axis = option_axis(option)
             if axis is not None:
                 legal[:, i] &= sizes[axis] > 1
             for size, over, _ in option.divides:
                 legal[:, i] &= size % sizes[over] == 0
         residual_norm = isinstance(op, Norm) and op.follows is None
-        needs = tuple(residual_norm and o.choice == 0 for o in offered)
-        return self._with_pin(key, tuple(o.choice for o in offered), legal, needs)
+        needs = tuple(residual_norm and o.choice == 0 for o in listed)
+        return self._with_pin(key, tuple(o.choice for o in listed), legal, needs)
 
     def _with_pin(
         self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[bool, ...]

@@ -105,7 +105,8 @@ def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
                 strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
                 name = f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual")
                 yield Case(name=name, strategy=strategy)
-            if can_exchange(graph) and exchange_illegal(degrees.ep) is None:
+            # Where experts are whole on a rank, patterns differ outside of them only.
+            if can_exchange(graph) and degrees.ep > 1 and (degrees.etp > 1 or pattern == "megatron"):
                 strategy = pattern_strategy(graph, degrees, pattern, dispatch=0)
                 yield Case(name=f"{point}/{pattern}/all_to_all", strategy=strategy)
 

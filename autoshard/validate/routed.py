@@ -1,13 +1,14 @@
 """What exchanged rows a rank must be seen to send and get: from what the unsharded model's routers chose.
 
-A plan lists an all_to_all at the size that does not depend on the data (`autoshard.sharding.layout.Step`). How many rows
-arrive at a rank does: they are counted here, pair by pair, from the expert numbers of the unsharded model, so that the
+A plan lists an all_to_all at the size that does not depend on the data (`autoshard.sharding.layout.Step`). How many
+rows arrive at a rank does: they are counted here, pair by pair, from the expert numbers of the unsharded model, so that the
 bytes of every rank are checked exactly in both directions. Over a group the sum is tokens x experts a token, whatever
 was chosen.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding import Degrees, Strategy, mesh_of, resolve_graph
@@ -38,8 +39,8 @@ def rows_of_rank(
 ) -> tuple[int, int]:
     """(token, expert) rows that ``rank`` sends to the experts of its group, and that arrive at its own.
 
-    ``chosen`` are the experts of the tokens of all dp ranks in order. An ep rank has an even share of a dp rank's tokens
-    (the last may have fewer), or the tokens of ``dp_etp`` dp ranks.
+    ``chosen`` are the experts of the tokens of all dp ranks in order. An ep rank has an even share of a dp rank's
+    tokens (the last may have fewer), or the tokens of ``dp_etp`` dp ranks.
     """
     ep_rank = rank % degrees.group // degrees.etp
     tokens, top_k = len(chosen) // degrees.dp, len(chosen[0])
@@ -51,9 +52,16 @@ def rows_of_rank(
 
 
 def routed_traffic(
-    graph: OpGraph, strategy: Strategy, routing: Routing, *, sequences: int, lengths: tuple[int, ...], dtype: str, rank: int
+    graph: OpGraph,
+    strategy: Strategy,
+    routing: Routing,
+    *,
+    sequences: int,
+    lengths: tuple[int, ...],
+    dtype: str,
+    rank: int,
 ) -> dict[Listed, Counter[tuple[int, int]]]:
-    """(bytes sent, bytes received) of every collective of ``rank`` whose size depends on routing, by how it is listed."""
+    """(bytes sent, bytes received) of every collective of ``rank`` that depends on routing, by how it is listed."""
     if not strategy.exchange:
         return {}
     degrees, sizes = strategy.degrees, axis_sizes(mesh_of(graph, strategy.degrees))
@@ -67,12 +75,15 @@ def routed_traffic(
                 if step.kind == "slice" or sizes[step.axis] == 1:
                     continue
                 assert up is not None
-                common = {
-                    "tokens": sequences // degrees.dp * length,
-                    "top_k": up.top_k,
-                    "activation_bytes": dtype_bytes(dtype),
-                }
-                listed = (number, str(step.kind), str(step.axis), step_bytes(step, sizes, **common))
+                size_of = partial(
+                    step_bytes,
+                    step,
+                    sizes,
+                    tokens=sequences // degrees.dp * length,
+                    top_k=up.top_k,
+                    activation_bytes=dtype_bytes(dtype),
+                )
+                listed = (number, str(step.kind), str(step.axis), size_of())
                 for instance in range(block.repeat):
                     chosen = routing[number][block.fqn(up.fqn, instance)]
                     sent, arrived = rows_of_rank(chosen, up.experts.size, degrees, sizes, rank)
@@ -80,6 +91,5 @@ def routed_traffic(
                         sent = arrived
                     elif step.rows == "arrived":
                         sent, arrived = arrived, sent
-                    both = tuple(step_bytes(step, sizes, rows=rows, **common) for rows in (sent, arrived))
-                    found.setdefault(listed, Counter())[both[0], both[1]] += 1
+                    found.setdefault(listed, Counter())[size_of(rows=sent), size_of(rows=arrived)] += 1
     return found

@@ -17,8 +17,8 @@ from autoshard.sharding import mesh_of
 from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, expect
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
-from autoshard.validate.routed import Listed, routed_traffic
 from autoshard.validate.report import TOLERANCE, ValidationReport
+from autoshard.validate.routed import Listed, routed_traffic
 
 
 def validate(

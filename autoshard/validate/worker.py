@@ -98,9 +98,7 @@ def recorded_routing(model: nn.Module, job: ModelJob) -> Iterator[dict[str, list
 
         return record
 
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True) for name in names
-    ]
+    handles = [model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True) for name in names]
     try:
         yield chosen
     finally:

@@ -74,6 +74,9 @@ def _header(data: Mapping[str, Any]) -> RenderableType:
         table.add_row("stages", ", ".join(f"{count} of {layers} layers" for layers, count in runs))
     residual = "sharded over tp" if data["choices"].get("model/residual") == 0 else "replicated over tp"
     table.add_row("residual", residual)
+    if degrees["ep"] > 1:
+        exchanged = data["choices"].get("model/dispatch") == 0
+        table.add_row("dispatch", "tokens go to their experts by all_to_all" if exchanged else "tokens are gathered")
     return table
 
 
