@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
 from autoshard.sharding import DISPATCH, RESIDUAL, Choice, degree_reasons
-from autoshard.sharding.legality import choice_key, choice_keys
+from autoshard.sharding.legality import choice_key, choice_keys, model_choices
 from autoshard.sharding.space import options
 from autoshard.simulator import PINNABLE
 
@@ -95,8 +95,9 @@ def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ..
 
 
 def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str) -> None:
-    if key in (RESIDUAL, DISPATCH):
-        offered: set[Choice] = {0, None}
+    model = model_choices(graph, {"tp": 1, "ep": 1})
+    if key in model:
+        offered: set[Choice] = set(model[key])
     else:
         block, op = next((b, o) for b, o in graph.all_ops() if f"{b.name}/{o.name}" == key)
         offered = {option.choice for option in options(block, op)}

@@ -102,7 +102,8 @@ class ExpertsForward:
         share = own_tokens(num_tokens, {axis: self.axes[axis].size for axis in ("tp_ep", "dp_etp")})
         padded = total.new_zeros(share, total.shape[1])
         padded[: len(total)] = total
-        return run_steps(padded, steps, self.axes)[:num_tokens]
+        back = [step for step in steps if step.axis != "tp" or step.kind == "all_reduce"]
+        return run_steps(run_steps(padded, back, self.axes)[:num_tokens], steps[len(back) :], self.axes)
 
     def matrix(self, item: ResolvedOp, local: dict[str, Tensor], rows: Tensor, pairs: SortedPairs) -> Tensor:
         """One experts matrix on sorted rows (t k, in) -> (t k, out), bias added once; up's exit steps included."""

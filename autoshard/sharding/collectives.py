@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.ir import ExpertsLinear, OpGraph
-from autoshard.sharding.flow import ResolvedOp, resolve_block
+from autoshard.sharding.flow import ResolvedOp, block_residual, resolve_block
 from autoshard.sharding.layout import Step, step_rows
 from autoshard.sharding.legality import axis_sizes, chosen_options, mesh_of
 from autoshard.sharding.moe import StagePattern
@@ -52,7 +52,12 @@ def resolve_graph(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[Resolve
     d = strategy.degrees
     pattern = StagePattern.of(d.dp, d.ep, d.etp, exchange=strategy.exchange)
     return {
-        block.name: resolve_block(block, chosen_options(graph, block, strategy), strategy.residual, pattern)
+        block.name: resolve_block(
+            block,
+            chosen_options(graph, block, strategy),
+            block_residual(graph, block, strategy.residual),
+            pattern,
+        )
         for block in graph.components()
     }
 

@@ -1,9 +1,10 @@
 """Layouts of an activation over one mesh axis, and the steps that change them.
 
 A tensor between two fused ops has rows (tokens) and one feature dim (hidden, heads, intermediate, vocab, experts).
-Over the axis its op is sharded on, the tensor is replicated, sharded on the feature dim, or a partial sum. A `Step`
-is one collective (or a free local slice) over one axis. Steps are symbolic in the degrees, so that the same list
-is priced for many strategies at once by the simulator, written into a plan, and executed by the ranks.
+Over the axis its op is sharded on, the tensor is replicated, sharded on the feature dim, or a partial sum; the residual
+may also have its tokens split over tp, in equal shares, the last padded. A `Step` is one collective (or a free local
+slice) over one axis. Steps are symbolic in the degrees, so that the same list is priced for many strategies at once by
+the simulator, written into a plan, and executed by the ranks.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,13 @@ class Layout(StrEnum):
     REPLICATED = "replicated"
     SHARDED = "sharded"
     PARTIAL = "partial"
+    TOKENS = "tokens"
 
 
 INDEX_BYTES = 4.0
 """Bytes of an expert number, or of a count: int32."""
 
-R, S, P = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL
+R, S, P, T = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL, Layout.TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +136,20 @@ def redistribute(
     partial -> sharded     reduce_scatter (then all_reduce over ``rest``)
     sharded -> replicated  all_gather
     replicated -> sharded  slice, free
+    partial -> tokens      reduce_scatter of tokens
+    tokens -> replicated   all_gather of tokens
+    replicated -> tokens   slice, free
     ====================== ===========================================
 
-    ``dst`` may not be partial unless ``src`` is: nothing is ever made partial on purpose.
+    Between tokens and features it goes over the whole tensor. ``dst`` may not be partial unless ``src`` is: nothing is
+    ever made partial on purpose.
     """
     if src == dst:
         return ()
     if dst is P:
         raise AssertionError(f"cannot go from {src} to partial")
+    if T in (src, dst):
+        return _redistribute_tokens(src, dst, axes=axes, rows=rows, width=width, packed=packed)
     if src is P and dst is R:
         return (Step(kind="all_reduce", axis=axes.full, rows=rows, width=width, packed=packed),)
     if src is P:
@@ -152,3 +160,15 @@ def redistribute(
         return (scatter, tail)
     kind: StepKind = "all_gather" if src is S else "slice"
     return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed),)
+
+
+def _redistribute_tokens(
+    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int
+) -> tuple[Step, ...]:
+    """Steps from or to split tokens."""
+    kind: StepKind = "all_gather" if src is T else ("reduce_scatter" if src is P else "slice")
+    step = Step(kind=kind, axis=axes.full, rows=rows, width=width, dim="token")
+    whole = {"axes": axes, "rows": rows, "width": width, "packed": packed}
+    if src is T:
+        return (step, *redistribute(R, dst, **whole))  # type: ignore[arg-type]
+    return (step,) if src is P else (*redistribute(src, R, **whole), step)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from autoshard.sharding.layout import Layout
 from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
+from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason, split_tokens_reason
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 
@@ -131,9 +131,20 @@ def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, o
     for size, over, what in option.divides:
         if size % sizes[over]:
             return f"{what} {size} does not divide by {over}={sizes[over]}"
-    if isinstance(op, Norm) and op.follows is None and option.choice == 0 and residual is not Layout.SHARDED:
-        return "the residual is replicated"
+    needed = residual_needed(op, option)
+    if needed is not None and needed is not residual:
+        return f"the residual is {_RESIDUAL_WORDS[residual]}"
     return None
+
+
+_RESIDUAL_WORDS = {Layout.REPLICATED: "replicated", Layout.SHARDED: "sharded", Layout.TOKENS: "split by tokens"}
+
+
+def residual_needed(op: FusedOp, option: Option) -> Layout | None:
+    """The layout of the residual with which an option goes; None for any."""
+    if not isinstance(op, Norm) or op.follows is not None:
+        return None
+    return {0: Layout.SHARDED, 1: Layout.TOKENS, None: None}[option.choice]
 
 
 def axis_sizes(mesh: StageMesh) -> dict[str, int]:
@@ -196,7 +207,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
             if why is not None:
                 message = f"choice {wanted} of {block.name}/{name}: {why}"
                 found.append(Reason(rule="choice", values=tuple(sorted(sizes.items())), message=message))
-    for key, offered in model_choices(graph, sizes).items():
+    for key, offered in model_choices(graph, sizes, pp=d.pp).items():
         wanted = strategy.choice(key)
         why = offered.get(wanted, "there is no such choice")
         if why is not None:
@@ -205,16 +216,22 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def model_choices(graph: OpGraph, sizes: Mapping[str, int]) -> dict[str, dict[Choice, str | None]]:
-    """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is)."""
+def model_choices(graph: OpGraph, sizes: Mapping[str, int], *, pp: int = 1) -> dict[str, dict[Choice, str | None]]:
+    """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is).
+
+    Tokens are not split over pipeline stages: a stage reads from what it is sent how many there are.
+    """
     tp = sizes["tp"]
     width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=tp)
     sharded = sharded_residual_reason(graph)
+    tokens = split_tokens_reason(graph)
     if tp == 1:
-        sharded = "same as replicated at tp=1"
+        sharded = tokens = "same as replicated at tp=1"
     elif width % tp:
         sharded = f"hidden {width} does not divide by tp={tp}"
-    found: dict[str, dict[Choice, str | None]] = {RESIDUAL: {None: None, 0: sharded}}
+    if pp > 1 and tokens is None:
+        tokens = f"tokens stay whole between pp={pp} stages"
+    found: dict[str, dict[Choice, str | None]] = {RESIDUAL: {None: None, 0: sharded, 1: tokens}}
     if can_exchange(graph):
         found[DISPATCH] = {None: None, 0: exchange_illegal(sizes["ep"])}
     return found

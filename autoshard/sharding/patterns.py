@@ -21,8 +21,7 @@ from autoshard.ir import (
     Router,
 )
 from autoshard.sharding.degrees import Degrees
-from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
-from autoshard.sharding.moe import can_exchange, exchange_illegal
+from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, model_choices, option_illegal
 from autoshard.sharding.option import Choice
 from autoshard.sharding.space import consumers, free_ops, options
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
@@ -69,9 +68,11 @@ def pattern_strategy(
     """The strategy of a named pattern at given degrees. Raises KeyError for an unknown pattern."""
     roles = PATTERNS[pattern]
     sizes = axis_sizes(mesh_of(graph, degrees))
-    chosen: dict[str, Choice] = {RESIDUAL: residual if degrees.tp > 1 else None}
-    if can_exchange(graph):
-        chosen[DISPATCH] = dispatch if exchange_illegal(degrees.ep) is None else None
+    wanted_of = {RESIDUAL: residual, DISPATCH: dispatch}
+    chosen: dict[str, Choice] = {
+        key: wanted_of[key] if offered[wanted_of[key]] is None else None
+        for key, offered in model_choices(graph, sizes, pp=degrees.pp).items()
+    }
     layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
     for block in graph.components():
         for op in free_ops(block):

@@ -7,7 +7,7 @@ are; the price of a step is then one vector over points, and is reused wherever 
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -18,13 +18,13 @@ from autoshard.cost import collective_s
 from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
 from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
-from autoshard.sharding.flow import tensor_moves
-from autoshard.sharding.layout import INDEX_BYTES, Layout, R, S, Step, own_tokens
-from autoshard.sharding.legality import choice_key, choice_keys, expert_counts, model_choices
+from autoshard.sharding.flow import block_residual, tensor_moves
+from autoshard.sharding.layout import INDEX_BYTES, Layout, R, Step, own_tokens
+from autoshard.sharding.legality import choice_key, choice_keys, expert_counts, model_choices, residual_needed
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.space import consumers, option_axis, options, tensor_rows
-from autoshard.sharding.strategy import DISPATCH, RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.points import Points
@@ -35,7 +35,6 @@ from autoshard.workload import Workload
 FloatArray = NDArray[np.float64]
 ENGINE_ALL_REDUCE = "vllm_graph"
 """Inside a node an all_reduce is the library's or this one's, whichever is faster for the size, as engines choose."""
-_RESIDUAL_LAYOUTS: dict[Choice, Layout] = {0: S, None: R}
 
 
 class TableBuilder:
@@ -74,10 +73,13 @@ class TableBuilder:
     def _variable(self, key: str) -> Variable:
         sizes, n = self.points.sizes, len(self.points)
         if key in (RESIDUAL, DISPATCH):
-            each, index = np.unique(np.stack([sizes["tp"], sizes["ep"]], 1), axis=0, return_inverse=True)
-            offered = [model_choices(self.graph, {"tp": int(tp), "ep": int(ep)})[key] for tp, ep in each]
+            columns = np.stack([sizes["tp"], sizes["ep"], self.points.pp], 1)
+            each, index = np.unique(columns, axis=0, return_inverse=True)
+            offered = [
+                model_choices(self.graph, {"tp": int(tp), "ep": int(ep)}, pp=int(pp))[key] for tp, ep, pp in each
+            ]
             legal = np.array([[why is None for why in o.values()] for o in offered])[index.reshape(-1)]
-            return self._with_pin(key, tuple(offered[0]), legal, (False,) * len(offered[0]))
+            return self._with_pin(key, tuple(offered[0]), legal, (None,) * len(offered[0]))
         block, op = self._owner(key)
         listed = options(block, op)
         legal = np.ones((n, len(listed)), dtype=bool)
@@ -87,16 +89,15 @@ class TableBuilder:
                 legal[:, i] &= sizes[axis] > 1
             for size, over, _ in option.divides:
                 legal[:, i] &= size % sizes[over] == 0
-        residual_norm = isinstance(op, Norm) and op.follows is None
-        needs = tuple(residual_norm and o.choice == 0 for o in listed)
+        needs = tuple(residual_needed(op, o) for o in listed)
         return self._with_pin(key, tuple(o.choice for o in listed), legal, needs)
 
     def _with_pin(
-        self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[bool, ...]
+        self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[Layout | None, ...]
     ) -> Variable:
         if key in self._pinned:
             legal = legal & np.array([c == self._pinned[key] for c in choices])
-        return Variable(key=key, choices=choices, legal=legal, needs_sharded_residual=needs)
+        return Variable(key=key, choices=choices, legal=legal, needs_residual=needs)
 
     def step_s(self, step: Step, *, last: bool) -> FloatArray:
         """Seconds of a step at every point; slices and axes of size one are free."""
@@ -232,13 +233,15 @@ class TableBuilder:
     ) -> FloatArray:
         """Seconds of one tensor's moves under chosen options; `ILLEGAL_S` where no rule allows the combination."""
         at = self._index[RESIDUAL]
-        residual = _RESIDUAL_LAYOUTS[chosen.get(at)]
+        everywhere = RESIDUAL_LAYOUTS[chosen.get(at)]
+        residual = block_residual(self.graph, block, everywhere)
 
         def option(op: FusedOp) -> Option:
             v = self._decides(block, op)
             return self._option(options(block, op), None if v is None else chosen[v])
 
-        if at in chosen and residual is R and any(_is_split_norm(op, option) for op, _ in readers):
+        norms = [op for op in (producer, *(op for op, _ in readers)) if isinstance(op, Norm)]
+        if at in chosen and any(residual_needed(op, option(op)) not in (None, everywhere) for op in norms):
             return np.full(len(self.points), ILLEGAL_S)
         raw = residual if producer is None or isinstance(producer, Add) else option(producer).yields
         needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
@@ -276,11 +279,6 @@ class TableBuilder:
 
 def _is_head(op: FusedOp | None) -> bool:
     return isinstance(op, Linear) and op.is_head
-
-
-def _is_split_norm(op: FusedOp, option: Callable[[FusedOp], Option]) -> bool:
-    """Whether a norm of the residual is chosen to run on a shard of it."""
-    return isinstance(op, Norm) and op.follows is None and option(op).choice == 0
 
 
 def build_tables(

@@ -1,15 +1,15 @@
 """Which strategies to run on a few ranks: the plan's own pattern at scaled degrees, then every pattern of the space."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy, degree_reasons, mesh_of
-from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, option_illegal
-from autoshard.sharding.moe import can_exchange, exchange_illegal
+from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, model_choices, option_illegal
+from autoshard.sharding.option import Choice
 from autoshard.sharding.patterns import PATTERNS, pattern_strategy
-from autoshard.sharding.space import free_ops, options, sharded_residual_reason
+from autoshard.sharding.space import free_ops, options
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.validate.job import Case
 
@@ -59,15 +59,15 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
     """
     degrees, scaled = scale_degrees(graph, strategy.degrees, nproc)
     notes = list(scaled)
-    residual = strategy.choice(RESIDUAL) if degrees.tp > 1 else None
-    chosen = {RESIDUAL: residual}
-    if can_exchange(graph):
-        why = exchange_illegal(degrees.ep) if strategy.exchange else None
-        chosen[DISPATCH] = strategy.choice(DISPATCH) if why is None else None
-        if why is not None:
-            notes.append(f"choice 0 of {DISPATCH} is not offered on {nproc} ranks: {why}")
+    chosen: dict[str, Choice] = {}
     sizes = axis_sizes(mesh_of(graph, degrees))
-    layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
+    for key, offered in model_choices(graph, sizes).items():
+        wanted = strategy.choice(key)
+        why = offered.get(wanted, "the model has no such choice")
+        if why is not None:
+            notes.append(f"choice {wanted} of {key} is not offered on {nproc} ranks: {why}")
+        chosen[key] = wanted if why is None else None
+    layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
     for block in graph.components():
         for op in free_ops(block):
             key = choice_key(graph, block, op)
@@ -78,6 +78,10 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
                 notes.append(f"choice {wanted} of {key} is not offered on {nproc} ranks: {why}")
             chosen[key] = wanted if why is None else None
     return Case(name=name, strategy=Strategy(degrees=degrees, choices=tuple(chosen.items())), notes=tuple(notes))
+
+
+_RESIDUALS: Mapping[Choice, str] = {None: "", 0: "/sharded_residual", 1: "/split_tokens"}
+"""The residual's layouts, and how they are called in the name of a case."""
 
 
 def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
@@ -101,14 +105,21 @@ def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
         for pattern in PATTERNS:
             if pattern == "replicated":
                 continue
-            for residual in (None, 0) if degrees.tp > 1 and sharded_residual_reason(graph) is None else (None,):
-                strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
-                name = f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual")
-                yield Case(name=name, strategy=strategy)
+            offered = model_choices(graph, axis_sizes(mesh_of(graph, degrees)))
+            for residual, suffix in _RESIDUALS.items():
+                # Split tokens meet the experts alike in all patterns but those over tp alone.
+                if offered[RESIDUAL][residual] is None and (residual != 1 or pattern == "megatron" or point == "tp"):
+                    strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
+                    yield Case(name=f"{point}/{pattern}{suffix}", strategy=strategy)
             # Where experts are whole on a rank, patterns differ outside of them only.
-            if can_exchange(graph) and degrees.ep > 1 and (degrees.etp > 1 or pattern == "megatron"):
+            if DISPATCH not in offered or offered[DISPATCH][0] is not None:
+                continue
+            if degrees.etp > 1 or pattern == "megatron":
                 strategy = pattern_strategy(graph, degrees, pattern, dispatch=0)
                 yield Case(name=f"{point}/{pattern}/all_to_all", strategy=strategy)
+            if pattern == "megatron" and offered[RESIDUAL][1] is None:
+                strategy = pattern_strategy(graph, degrees, pattern, residual=1, dispatch=0)
+                yield Case(name=f"{point}/{pattern}/split_tokens/all_to_all", strategy=strategy)
 
 
 def default_cases(graph: OpGraph, nproc: int, plan: Strategy | None = None) -> tuple[Case, ...]:

@@ -1,9 +1,9 @@
 """What exchanged rows a rank must be seen to send and get: from what the unsharded model's routers chose.
 
 A plan lists an all_to_all at the size that does not depend on the data (`autoshard.sharding.layout.Step`). How many
-rows arrive at a rank does: they are counted here, pair by pair, from the expert numbers of the unsharded model, so that the
-bytes of every rank are checked exactly in both directions. Over a group the sum is tokens x experts a token, whatever
-was chosen.
+rows arrive at a rank does: they are counted here, pair by pair, from the expert numbers of the unsharded model, so that
+the bytes of every rank are checked exactly in both directions. Over a group the sum is tokens x experts a token,
+whatever was chosen.
 """
 
 from collections import Counter

@@ -168,3 +168,25 @@ def test_nothing_is_exchanged_without_expert_parallelism() -> None:
             ("experts_down", "all_reduce", "tp", 2, 2560): 2,
         }
     )
+
+
+def test_split_tokens_are_summed_into_shares_and_gathered_after_the_norms() -> None:
+    # 10 tokens on tp=4 are shares of 3, padded to 12: 12*64*4 = 3072. The embedding stays whole: 10*64*4 = 2560.
+    assert listed(Degrees(tp=4, etp=4), "megatron", residual=1) == Counter(
+        {
+            ("prologue/embed", "all_reduce", "tp", 4, 2560): 1,
+            ("layers/attn_norm", "all_gather", "tp", 4, 3072): 2,
+            ("layers/o", "reduce_scatter", "tp", 4, 3072): 2,
+            ("layers/ffn_norm", "all_gather", "tp", 4, 3072): 2,
+            ("layers/experts_down", "reduce_scatter", "tp", 4, 3072): 2,
+            ("epilogue/final_norm", "all_gather", "tp", 4, 3072): 1,
+            ("epilogue/head", "all_gather", "tp", 4, 10240): 1,
+        }
+    )
+
+
+def test_split_tokens_behind_data_parallel_experts() -> None:
+    # dp=2 tp=2 ep=4: 20 tokens summed over dp to 10, then over tp to 5 on each rank
+    found = listed(Degrees(dp=2, tp=2, ep=4, batch=2), "megatron", residual=1)
+    assert found["layers/experts_down", "reduce_scatter", "dp", 2, 5120] == 2
+    assert found["layers/experts_down", "reduce_scatter", "tp", 2, 2560] == 2

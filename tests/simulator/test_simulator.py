@@ -184,21 +184,21 @@ def test_every_linear_keeps_three_choices_at_legal_degrees() -> None:
     sim = Simulator(mixtral_like(), parse_cluster("H100x8"), Workload(), fixed={"tp": 4, "dp": 2, "ep": 2, "etp": 4})
     counts = {v.key: int(v.legal[0].sum()) for v in sim.variables}
     assert counts == {
-        RESIDUAL: 2,
+        RESIDUAL: 3,
         DISPATCH: 2,
         "prologue/embed": 3,
-        "layers/attn_norm": 2,
+        "layers/attn_norm": 3,
         "layers/q": 3,
         "layers/k": 3,
         "layers/v": 3,
         "layers/attention": 2,
         "layers/o": 3,
-        "layers/ffn_norm": 2,
+        "layers/ffn_norm": 3,
         "layers/router": 3,
         "layers/experts_up": 3,
         "layers/experts_act": 2,
         "layers/experts_down": 3,
-        "epilogue/final_norm": 2,
+        "epilogue/final_norm": 3,
         "epilogue/head": 3,
     }
 

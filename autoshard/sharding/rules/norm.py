@@ -1,12 +1,13 @@
-"""A norm: 0 keeps the feature dim sharded, none replicates.
+"""A norm: 0 keeps the feature dim sharded, 1 the tokens of the residual, none replicates.
 
 A row that lies on several ranks needs the mean (and the mean of squares for LayerNorm) over them: one small
-all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms have whole rows on a rank.
+all_reduce of ``num_statistics`` numbers a row, in at least float32. Rows of split tokens are
+whole. Per-head q/k norms have whole rows on a rank.
 Norms inside a mixer or of a low-rank latent run replicated: their input is needed whole anyway.
 """
 
 from autoshard.ir import Norm
-from autoshard.sharding.layout import R, S, Step, TensorAxes
+from autoshard.sharding.layout import R, S, Step, T, TensorAxes
 from autoshard.sharding.option import Option, ParamSharding
 
 
@@ -18,6 +19,7 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
     axis = axes.shard
     whole_row = op.group == op.width.size
     statistics = Step(kind="all_reduce", axis=axis, rows="local", width=0, statistics=op.num_statistics)
+    whole_tokens = Option(choice=1, needs=(T,), yields=T, params=tuple(() for _ in op.params), split_out=axes.full)
     return (
         Option(
             choice=0,
@@ -28,5 +30,6 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
             divides=((op.width.size // (1 if whole_row else op.group), axis, op.width.name),),
             split_out=axis,
         ),
+        *((whole_tokens,) if op.follows is None else ()),
         whole,
     )
