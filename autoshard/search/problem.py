@@ -205,8 +205,8 @@ class ShardingProblem:
         """Megatron's choices at every degree point, under every layout of the residual and dispatch of tokens.
 
         First with the residual replicated and tokens gathered for their experts, then the others where they are legal.
-        A residual split by its tokens that is Megatron's sequence parallelism: reduce_scatter and all_gather around the norms in place
-        of the all_reduce; by its hidden dim it is this space's relative of it.
+        A residual split by its tokens is Megatron's sequence parallelism: reduce_scatter and all_gather around the
+        norms in place of the all_reduce; by its hidden dim it is this space's relative of it.
         """
         kinds: list[tuple[Choice, Choice]] = [(r, d) for d in (None, 0) for r in (None, 0, 1)]
         rows = [self.pattern_rows("megatron", residual=r, dispatch=d) for r, d in kinds]

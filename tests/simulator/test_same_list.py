@@ -6,6 +6,7 @@ import pytest
 from autoshard.cost import collective_s, dispatch_s
 from autoshard.hardware import Cluster, parse_cluster
 from autoshard.sharding import Collective, collectives
+from autoshard.sharding.strategy import RESIDUAL_LAYOUTS
 from autoshard.simulator import Simulator, terms
 from autoshard.simulator.exchange import ENGINE_DISPATCH
 from autoshard.simulator.tables import ENGINE_ALL_REDUCE
@@ -29,6 +30,15 @@ def engine_s(cluster: Cluster, c: Collective, in_node: int, tokens: int, directi
     return min(float(dispatch_s(law, tokens, row_bytes, TOP_K, c.group_size, nodes, *links)) for law in laws)
 
 
+def drawn(sim: Simulator, point: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Legal options, norms as the residual is."""
+    residual, *others = sim.variables
+    first = int(rng.choice(np.flatnonzero(residual.legal[point])))
+    layout = RESIDUAL_LAYOUTS[residual.choices[first]]
+    goes = [v.legal[point] & np.array([n in (None, layout) for n in v.needs_residual]) for v in others]
+    return (first, *(int(rng.choice(np.flatnonzero(g))) for g in goes))
+
+
 @pytest.mark.parametrize("kinds", ["mm", "dd", "dmm"])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_charged_is_listed(kinds: str, phase: str) -> None:
@@ -39,7 +49,7 @@ def test_charged_is_listed(kinds: str, phase: str) -> None:
     seen = exchanged = 0
     for _ in range(150):
         point = int(rng.integers(len(sim.points)))
-        dims = tuple(int(rng.choice(np.flatnonzero(v.legal[point]))) for v in sim.variables)
+        dims = drawn(sim, point, rng)
         e = sim.evaluate(np.array([point]), np.array([dims]))
         if e.step_s[0] >= ILLEGAL_S:
             continue

@@ -24,6 +24,10 @@ def job(model: str, cases: list[Case], dtype: str) -> ModelJob:
     return ModelJob(source=SOURCES[model].to_dict(), graph=graph_of(model), cases=named, dtypes=(dtype,))
 
 
+def is_variant(name: str) -> bool:
+    return "split_tokens" in name or "all_to_all" in name
+
+
 @pytest.fixture(scope="module")
 def reports() -> tuple[ValidationReport, ...]:
     jobs = []
@@ -31,8 +35,7 @@ def reports() -> tuple[ValidationReport, ...]:
         patterns = list(default_cases(graph_of(model), NPROC))
         jobs.append(job(model, patterns, "float64"))
         # A sharded residual and exchanged tokens are variants of these: in float64 and in the random strategies only.
-        variants = ("sharded_residual", "split_tokens", "all_to_all")
-        plain = [c for c in patterns if not any(v in c.name for v in variants)]
+        plain = [c for c in patterns if not is_variant(c.name) and "sharded_residual" not in c.name]
         jobs.append(job(model, plain, "float32"))
     for model in OTHER:
         jobs.append(
@@ -42,6 +45,10 @@ def reports() -> tuple[ValidationReport, ...]:
         drawn = random_strategies(graph_of(model), NPROC, COUNT, SEED)
         cases = [Case(name=f"random, seed {SEED}, no {i}", strategy=s) for i, s in enumerate(drawn)]
         jobs.append(job(model, cases, "float64"))
+    # One sequence: 5 tokens, then 1, on 4 ranks. Shares are uneven, and most ranks have none.
+    few = [c for c in default_cases(graph_of("mixtral"), NPROC) if c.strategy.degrees.dp == 1 and is_variant(c.name)]
+    few = [c.model_copy(update={"name": f"few tokens, {c.name}"}) for c in few if "megatron" in c.name]
+    jobs.append(job("mixtral", few, "float64").model_copy(update={"sequences": 1, "lengths": (5, 1)}))
     return validate(jobs, nproc=NPROC, timeout_s=540 + 10 * COUNT)
 
 
@@ -57,11 +64,19 @@ def assert_all_passed(reports: list[ValidationReport]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("model", MAIN)
 def test_every_pattern(reports: tuple[ValidationReport, ...], model: str, dtype: str) -> None:
-    mine = [r for r in reports if r.name.startswith(f"{model}: ") and r.dtype == dtype and "random" not in r.name]
+    mine = [r for r in reports if r.name.startswith(f"{model}: ") and r.dtype == dtype]
+    mine = [r for r in mine if "random" not in r.name and "few tokens" not in r.name]
     assert_all_passed(mine)
     points = {r.name.removeprefix(f"{model}: ").partition("/")[0] for r in mine}
     assert all(r.expected for r in mine)
     assert points == {"tp", "ep", "ep_x_etp", "attention_dp_ep", "attention_dp_ep_x_etp"}
+
+
+@pytest.mark.timeout(900)
+def test_fewer_tokens_than_ranks(reports: tuple[ValidationReport, ...]) -> None:
+    mine = [r for r in reports if r.name.startswith("mixtral: few tokens")]
+    assert {r.name.rpartition("/")[2] for r in mine} == {"split_tokens", "all_to_all"}
+    assert_all_passed(mine)
 
 
 @pytest.mark.timeout(900)
