@@ -57,7 +57,8 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
     """The model's choices, then each op's own: those legal at the strategy's degrees, and why the others are not."""
     sizes = axis_sizes(mesh_of(graph, strategy.degrees))
     keys = choice_keys(graph)
-    found = {key: _offered(key.partition("/")[2], reasons) for key, reasons in model_choices(graph, sizes).items()}
+    own = model_choices(graph, sizes, pp=strategy.degrees.pp)
+    found = {key: _offered(key.partition("/")[2], reasons) for key, reasons in own.items()}
     for block in graph.components():
         for op in free_ops(block):
             key = choice_key(graph, block, op)
