@@ -7,6 +7,7 @@
 `concatenated`                          ``DeviceMesh._concatenate``, 2.10 and later
 `as_process_group`                      ``ProcessGroup.unbox``, 2.1 and later
 `group_by_name`                         ``torch.distributed.distributed_c10d._resolve_process_group``, 2.2 and later
+`is_fake`                               ``torch._subclasses.fake_tensor.FakeTensor``, 2.0 and later
 `DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
 `threads_as_ranks`                      ``ThreadLocalWorld`` of ``torch.testing._internal`` and the thread isolation of
                                         the registry of groups, 2.1 and later
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -37,6 +39,7 @@ __all__ = [
     "concatenated",
     "flattened",
     "group_by_name",
+    "is_fake",
     "reduces_by_sum",
     "threads_as_ranks",
 ]
@@ -82,6 +85,11 @@ class DispatchMode(TorchDispatchMode):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and a device but no numbers."""
+    return isinstance(tensor, FakeTensor)
 
 
 def group_by_name(name: str) -> ProcessGroup:

@@ -22,8 +22,9 @@ Written by `python docs/make_space.py`; a test compares it with what the code sa
 A strategy is a degree point (pp, dp, tp, ep, etp, batch) and a choice per fused op, tied over the repeats of a block:
 0 shards what the op makes, 1 what it contracts, - replicates it. Points are those of decode at a context of 4,096;
 "fit" counts those at which some choices fit in memory. The choices listed are those legal at tp=4, ep=2, etp=2 (tp=4
-for a dense model) with the residual sharded; every linear has three unless a reason stands beside it. At a degree of 1
-all three mean the same and one is left.
+for a dense model) with the residual sharded (`model/residual`: its hidden dim 0, its
+tokens 1, - not at all; `model/dispatch`: tokens go to their experts by all_to_all 0, - are gathered); every linear has
+three unless a reason stands beside it. At a degree of 1 all three mean the same and one is left.
 """
 
 

@@ -1,13 +1,14 @@
 """A plan as the JSON that people and programs read. The command line shows the same data."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.export import Exported
 from autoshard.ir import Mixer, Opaque, OpGraph
 from autoshard.plan import PlanData
-from autoshard.sharding import Strategy, mesh_of
-from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, option_illegal
+from autoshard.sharding import Choice, Strategy, mesh_of
+from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, model_choices, option_illegal
 from autoshard.sharding.space import free_ops, never_offered, options
 
 
@@ -56,13 +57,14 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
 
 
 def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any]]:
-    """Per op with a choice of its own: the choices legal at the strategy's degrees, and why the others are not.
+    """The model's choices, then each op's own: those legal at the strategy's degrees, and why the others are not.
 
     Ops that could have a choice by their kind and have none are listed too, with the reason.
     """
     sizes = axis_sizes(mesh_of(graph, strategy.degrees))
     keys = choice_keys(graph)
-    found: dict[str, dict[str, Any]] = {}
+    own = model_choices(graph, sizes, pp=strategy.degrees.pp)
+    found = {key: _offered(key.partition("/")[2], reasons) for key, reasons in own.items()}
     for block in graph.components():
         for op in free_ops(block):
             key = choice_key(graph, block, op)
@@ -70,15 +72,19 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
                 continue
             reasons = {o.choice: option_illegal(o, sizes, strategy.residual, op) for o in options(block, op)}
             reasons |= dict(never_offered(block, op))
-            found[key] = {
-                "kind": op.kind,
-                "legal": [c for c, why in reasons.items() if why is None],
-                "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
-            }
+            found[key] = _offered(op.kind, reasons)
         for op in (o for o in block.ops if isinstance(o, Mixer | Opaque) and o.follows is None):
-            excluded = [{"choice": c, "reason": why} for c, why in never_offered(block, op)]
-            found.setdefault(f"{block.name}/{op.name}", {"kind": op.kind, "legal": [None], "excluded": excluded})
+            why = {None: None, **dict(never_offered(block, op))}
+            found.setdefault(f"{block.name}/{op.name}", _offered(op.kind, why))
     return found
+
+
+def _offered(kind: str, reasons: Mapping[Choice, str | None]) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "legal": [c for c, why in reasons.items() if why is None],
+        "excluded": [{"choice": c, "reason": why} for c, why in reasons.items() if why is not None],
+    }
 
 
 def describe_export(found: Exported) -> dict[str, Any]:

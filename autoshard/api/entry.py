@@ -41,7 +41,8 @@ def autoshard(
         seed: Of the search; the same seed gives the same plan.
         fix: Degrees to hold (``pp dp tp ep etp batch replicas``), as a mapping or ``"tp=8,ep=8"``.
         pin: Choices to hold, by op name (in every block) or ``"<block>/<op>"``: 0 shards the output, 1 what is
-            contracted, None replicates; a mapping or ``"q=0,o=1,layers/k=none"``. ``residual`` is the residual's.
+            contracted, None replicates; a mapping or ``"q=0,o=1,layers/k=none"``. ``residual`` and
+            ``dispatch`` are the model's own.
         stages: Layers of every pipeline stage, as numbers or ``"20,12"``; without it layers are dealt evenly.
         polish: Take the proven optimum where it is better than what the search found.
         progress: Is told, in a few words, each step that begins.

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Choice, degree_reasons, partition
-from autoshard.sharding.legality import choice_key, choice_keys
+from autoshard.sharding import DISPATCH, RESIDUAL, Choice, degree_reasons, partition
+from autoshard.sharding.legality import choice_key, choice_keys, model_choices
 from autoshard.sharding.space import options
 from autoshard.simulator import PINNABLE
 
@@ -111,8 +111,11 @@ def check_degrees(graph: OpGraph, fixed: Mapping[str, int]) -> None:
 
 
 def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    if name in ("residual", RESIDUAL):
-        return (RESIDUAL,)
+    for key in (RESIDUAL, DISPATCH):
+        if name in (key, key.partition("/")[2]) and key in keys:
+            return (key,)
+    if name in ("dispatch", DISPATCH):
+        raise InvalidInputError(f"cannot pin {name!r}: {graph.model_name} has no experts that ranks could share")
     matched = tuple(key for key in keys if name in (key, key.partition("/")[2]))
     if matched:
         return matched
@@ -127,8 +130,9 @@ def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ..
 
 
 def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str) -> None:
-    if key == RESIDUAL:
-        offered: set[Choice] = {0, None}
+    model = model_choices(graph, {"tp": 1, "ep": 1})
+    if key in model:
+        offered: set[Choice] = set(model[key])
     else:
         block, op = next((b, o) for b, o in graph.all_ops() if f"{b.name}/{o.name}" == key)
         offered = {option.choice for option in options(block, op)}

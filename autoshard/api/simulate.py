@@ -11,7 +11,7 @@ from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.plan import Predicted
-from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, degree_reasons, strategy_reasons
+from autoshard.sharding import DISPATCH, RESIDUAL, Choice, Degrees, Strategy, degree_reasons, strategy_reasons
 from autoshard.sharding.legality import expert_counts
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.simulator import Simulator
@@ -65,7 +65,7 @@ def complete_strategy(graph: OpGraph, degrees: Degrees, pinned: Mapping[str, Cho
     Raises:
         InvalidInputError: for a pinned choice that the degrees do not offer.
     """
-    base = pattern_strategy(graph, degrees, "megatron", residual=pinned.get(RESIDUAL))
+    base = pattern_strategy(graph, degrees, "megatron", residual=pinned.get(RESIDUAL), dispatch=pinned.get(DISPATCH))
     chosen = {**dict(base.choices), **pinned}
     strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
     reasons = strategy_reasons(graph, strategy)

@@ -27,7 +27,7 @@ Fix = Annotated[str | None, typer.Option(help="Degrees to hold: tp=8,ep=8 (pp dp
 Pin = Annotated[
     str | None,
     typer.Option(
-        help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated; residual too)."
+        help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated); residual, dispatch too."
     ),
 ]
 Stages = Annotated[str | None, typer.Option(help="Layers of every pipeline stage: 20,12 (even by default).")]

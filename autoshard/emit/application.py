@@ -25,6 +25,7 @@ from autoshard.emit.parameters import check_parameters, shard_parameters
 from autoshard.emit.pipeline import LogitsOn, emit_pipeline, keep_stage
 from autoshard.emit.router import emit_router
 from autoshard.emit.steps import Axes
+from autoshard.emit.tokens import carry_inside, split_input
 from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
@@ -75,6 +76,8 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
+    if strategy.residual is Layout.TOKENS and axes["tp"].size > 1:
+        split_input(model.get_submodule(graph.blocks[graph.layers[0]].instances[0]), axes["tp"])
     if own.count > 1:
         emit_pipeline(model, graph, strategy, own, mesh, logits_on)
     emit_generate(model, strategy.degrees, axes, mesh)
@@ -138,7 +141,7 @@ def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp
 def _keep_width_around(
     model: nn.Module, block: Block, instance: int, down: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes
 ) -> None:
-    """Let the parent of an experts module give its output the width it is delivered in.
+    """Let the parent of an experts module give its output the width, and the tokens, it is delivered in.
 
     Models write ``experts(x).reshape(batch, sequence, hidden)`` with the width of the module's *input*, which differs
     when input and output have different layouts.
@@ -148,7 +151,9 @@ def _keep_width_around(
     producer = next(i for i in items if i.op.name == up.op.inputs[0])
     parent = model.get_submodule(block.fqn(down.op.fqn, instance).rpartition(".")[0])
     whole = down.op.out_dim.size
-    width = {Layout.REPLICATED: whole, Layout.SHARDED: whole // axes["tp"].size}
+    if down.delivered is Layout.TOKENS and axes["tp"].size > 1:
+        carry_inside(parent, axes["tp"])
+    width = {Layout.REPLICATED: whole, Layout.SHARDED: whole // axes["tp"].size, Layout.TOKENS: whole}
     before, after = width[producer.delivered], width[down.delivered]
     if before == after:
         return

@@ -5,7 +5,7 @@ flattened into one, with its own process group; a parameter's submesh is a few s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,14 @@ PIPELINE = "pp"
 """Name of the outermost mesh dim."""
 
 
+@dataclass(slots=True)
+class TokenShards:
+    """What a pass says about tokens split over an axis: their shape (b, s) in all, and whether they travel in it."""
+
+    leading: tuple[int, ...] = ()
+    carried: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
     """A direction of the mesh as this rank sees it; ``group`` is None where there is nobody else."""
@@ -29,6 +37,7 @@ class MeshAxis:
     size: int
     coordinate: int
     group: ProcessGroup | None
+    tokens: TokenShards = field(default_factory=TokenShards, compare=False)
 
 
 def mesh_dims(stage: StageMesh, degrees: Degrees) -> tuple[tuple[str, int], ...]:

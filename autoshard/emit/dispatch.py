@@ -4,6 +4,7 @@ A row is hidden state | top_k routing weights (float32, or float64 when activati
 (int32), which is exactly `Step.row_bytes`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,10 @@ class RoutedTokens:
     hidden: Tensor
     experts: Tensor
     weights: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "RoutedTokens":
+        """The same change of all three, along the tokens."""
+        return RoutedTokens(hidden=change(self.hidden), experts=change(self.experts), weights=change(self.weights))
 
 
 def gather_tokens(tokens: RoutedTokens, dp: MeshAxis) -> RoutedTokens:

@@ -1,26 +1,31 @@
 """Routed experts on their shard: dispatch, own experts on own rows, combine. The module's forward is replaced by ours.
 
-Shapes are static: every rank handles all ``tokens of all dp ranks x top_k`` pairs, sorted by expert, and computes those
-of its own experts; the others' rows carry undefined numbers through and are zeroed before they are summed. So the steps
-in between move what the plan lists, and nothing depends on the data.
+Where tokens are gathered, shapes are static: every rank handles all ``tokens of all dp ranks x top_k`` pairs, sorted by
+expert, and computes those of its own experts; the others' rows carry undefined numbers through and are zeroed before
+they are summed. So the steps in between move what the plan lists, and nothing depends on the data. Where tokens are
+exchanged (`autoshard.emit.exchange`) there are no others' rows, and how many there are depends on the router.
 
 Shape letters: t tokens of all dp ranks, k experts per token, e local experts, h hidden, f intermediate.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autoshard.emit.dispatch import RoutedTokens, gather_tokens, identify
+from autoshard.emit.exchange import exchange
 from autoshard.emit.grouped import grouped_linear
 from autoshard.emit.local import local_parameters, replace_forward
+from autoshard.emit.pairs import SortedPairs, sort_pairs
 from autoshard.emit.steps import Axes, run_step, run_steps
 from autoshard.errors import UnsupportedModelError
 from autoshard.ir import Activation, ExpertsLinear
 from autoshard.sharding import Layout, ResolvedOp, Step
+from autoshard.sharding.layout import own_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,32 +35,6 @@ class ExpertsItems:
     up: ResolvedOp
     act: ResolvedOp
     down: ResolvedOp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SortedPairs:
-    """(token, expert) pairs sorted by local expert, those of other ranks' experts last.
-
-    ``order`` (t k,) is the pair at each place, ``expert`` its local expert (clamped), ``own`` whether it is ours,
-    ``counts`` (e,) the pairs of every local expert.
-    """
-
-    order: Tensor
-    expert: Tensor
-    own: Tensor
-    counts: Tensor
-
-
-def sort_pairs(experts: Tensor, first: int, num_local: int) -> SortedPairs:
-    """Sort the expert numbers (t, k) for a rank that has experts ``first`` to ``first + num_local - 1``."""
-    local = experts.reshape(-1).long() - first
-    local = torch.where((local < 0) | (local >= num_local), num_local, local)
-    local, order = torch.sort(local, stable=True)
-    counts = torch.zeros(num_local + 1, dtype=torch.long, device=local.device)
-    counts.scatter_add_(0, local, torch.ones_like(local))
-    return SortedPairs(
-        order=order, expert=local.clamp(max=num_local - 1), own=local < num_local, counts=counts[:num_local]
-    )
 
 
 class ExpertsForward:
@@ -71,34 +50,60 @@ class ExpertsForward:
         """(..., h) hidden states, (t, k) experts and (t, k) weights in any order -> (..., delivered h)."""
         up, down = self.items.up, self.items.down
         assert isinstance(up.op, ExpertsLinear)
-        tokens = identify((*args, *kwargs.values()), up.op.top_k)
-        leading = tokens.hidden.shape[:-1]
-        hidden = tokens.hidden.reshape(-1, tokens.hidden.shape[-1])
-        tokens = self.dispatch(RoutedTokens(hidden=hidden, experts=tokens.experts, weights=tokens.weights))
+        found = identify((*args, *kwargs.values()), up.op.top_k)
+        leading = found.hidden.shape[:-1]
+        hidden = found.hidden.reshape(-1, found.hidden.shape[-1])
+        tokens = self.dispatch(RoutedTokens(hidden=hidden, experts=found.experts, weights=found.weights))
+        sent = exchange(tokens, up.op.experts.size, self.axes["ep"]) if self.exchanged else None
         with local_parameters(self.module) as local:
-            num_local = next(iter(local.values())).shape[0]
-            pairs = sort_pairs(tokens.experts, self.axes["ep"].coordinate * num_local, num_local)
-            rows = self.matrix(up, local, tokens.hidden[pairs.order // up.op.top_k], pairs)
+            if sent is None:
+                num_local = next(iter(local.values())).shape[0]
+                pairs = sort_pairs(tokens.experts, self.axes["ep"].coordinate * num_local, num_local)
+                rows = tokens.hidden[pairs.order // up.op.top_k]
+            else:
+                pairs, rows = sent.pairs, sent.rows
+            rows = self.matrix(up, local, rows, pairs)
             rows = self.activate(run_steps(rows, self.items.act.exit, self.axes))
             rows = self.matrix(down, local, run_steps(rows, down.entry[0], self.axes), pairs)
-        rows = torch.where(pairs.own[:, None], rows, 0) * tokens.weights.reshape(-1)[pairs.order, None]
-        shares = torch.empty_like(rows)
-        shares[pairs.order] = rows
-        total = torch.unflatten(shares, 0, (-1, up.op.top_k)).sum(1).to(hidden.dtype)
-        total = run_steps(total, down.exit, self.axes)
+        if sent is None:
+            shares = torch.empty_like(rows)
+            shares[pairs.order] = torch.where(pairs.own[:, None], rows, 0)
+        else:
+            shares = sent.back(rows)
+        shares = shares * tokens.weights.reshape(-1)[:, None]
+        total = torch.unflatten(shares, 0, tuple(tokens.experts.shape)).sum(1).to(hidden.dtype)
+        total = self.combine(total, hidden.shape[0])
         return total.reshape(*leading, total.shape[-1])
 
+    @property
+    def exchanged(self) -> bool:
+        """Whether tokens are exchanged with the ranks of their experts; otherwise they are gathered."""
+        return any(step.kind == "all_to_all" for step in self.items.up.entry[0])
+
     def dispatch(self, tokens: RoutedTokens) -> RoutedTokens:
-        """Tokens (of all dp ranks) in the layout that the up matrix reads."""
+        """Tokens (of all dp ranks, or those that this rank exchanges) in the layout that the up matrix reads."""
         for step in self.items.up.entry[0]:
-            if self.axes[step.axis].size == 1:
+            axis = self.axes[step.axis]
+            if axis.size == 1 or step.kind == "all_to_all":
                 continue
             if step.indices:
-                tokens = gather_tokens(tokens, self.axes[step.axis])
+                tokens = gather_tokens(tokens, axis)
+            elif step.dim == "token":
+                tokens = tokens.map(partial(run_step, step=step, axis=axis))
             else:
-                hidden = run_step(tokens.hidden, step, self.axes[step.axis])
-                tokens = RoutedTokens(hidden=hidden, experts=tokens.experts, weights=tokens.weights)
+                tokens = replace(tokens, hidden=run_step(tokens.hidden, step, axis))
         return tokens
+
+    def combine(self, total: Tensor, num_tokens: int) -> Tensor:
+        """Shares of tokens (t, h) -> those of this dp rank's ``num_tokens`` tokens, complete."""
+        steps = [step for step in self.items.down.exit if step.kind != "all_to_all"]
+        if not self.exchanged:
+            return run_steps(total, steps, self.axes)
+        share = own_tokens(num_tokens, {axis: self.axes[axis].size for axis in ("tp_ep", "dp_etp")})
+        padded = total.new_zeros(share, total.shape[1])
+        padded[: len(total)] = total
+        back = [step for step in steps if step.axis != "tp" or step.kind == "all_reduce"]
+        return run_steps(run_steps(padded, back, self.axes)[:num_tokens], steps[len(back) :], self.axes)
 
     def matrix(self, item: ResolvedOp, local: dict[str, Tensor], rows: Tensor, pairs: SortedPairs) -> Tensor:
         """One experts matrix on sorted rows (t k, in) -> (t k, out), bias added once; up's exit steps included."""

@@ -1,8 +1,9 @@
 """Running the steps of a plan: each is one public ``torch.distributed`` call on one axis, or a free local slice.
 
 A tensor between fused ops is (..., feature); its token dim is dim 0 of the (tokens, feature) matrix that the
-dispatch and the combine of experts work on. A feature dim of ``packed`` parts side by side (gate|up) is gathered,
-scattered and sliced part by part, so that a rank's share always holds the same columns of every part.
+dispatch and the combine of experts work on; a residual whose tokens are split has `autoshard.emit.tokens`. A feature
+dim of ``packed`` parts side by side (gate|up) is gathered, scattered and sliced part by part, so that a rank's share
+always holds the same columns of every part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,14 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.emit.axes import MeshAxis, local_part
+from autoshard.emit.calls import all_gather_single, reduce_scatter_single
 from autoshard.emit.parts import by_part, by_rank
+from autoshard.emit.tokens import gather_tokens, split_tokens, sum_tokens
 from autoshard.sharding.layout import Axis, Step
 
 Axes = Mapping[Axis, MeshAxis]
 
-# torch 2.13 renamed these two and deprecates the old names, which are the only ones before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_TOKENS = {"slice": split_tokens, "all_gather": gather_tokens, "reduce_scatter": sum_tokens}
+"""Steps of a residual whose tokens are split."""
 
 
 def run_steps(x: Tensor, steps: Iterable[Step], axes: Axes) -> Tensor:
@@ -32,10 +35,14 @@ def run_steps(x: Tensor, steps: Iterable[Step], axes: Axes) -> Tensor:
 
 def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
     """``x`` after one step along an axis of at least two ranks."""
+    if step.dim == "token" and step.axis == "tp":
+        return _TOKENS[step.kind](x, axis)
     dim = -1 if step.dim == "feature" else 0
     if step.parts and step.kind in ("slice", "reduce_scatter"):
         x = by_rank(x, dim, step.parts, axis.size)
     match step.kind:
+        case "slice" if step.dim == "token":
+            return local_tokens(x, axis)
         case "slice":
             return local_part(x, dim, axis, step.packed)
         case "all_reduce":
@@ -46,7 +53,13 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
         case "reduce_scatter":
             return reduce_scatter(x, dim, axis, step.packed)
         case "all_to_all":
-            raise AssertionError("no rule makes an all_to_all step yet")
+            raise AssertionError("rows for experts are exchanged inside their module")
+
+
+def local_tokens(x: Tensor, axis: MeshAxis) -> Tensor:
+    """This rank's share of the tokens (dim 0), an even one rounded up: the last ranks' may be shorter, or empty."""
+    share = -(-len(x) // axis.size)
+    return x[axis.coordinate * share : (axis.coordinate + 1) * share]
 
 
 def all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:
@@ -59,7 +72,7 @@ def all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:
 def all_gather(x: Tensor, dim: int, axis: MeshAxis, packed: int = 1) -> Tensor:
     """The parts of ``x`` along ``dim`` of all ranks of ``axis``, in rank order: (..., f) -> (..., ranks * f)."""
     gathered = x.new_empty((axis.size * x.shape[0], *x.shape[1:]) if x.ndim > 1 else (axis.size * x.shape[0],))
-    _all_gather(gathered, x.contiguous(), group=axis.group)
+    all_gather_single(gathered, x.contiguous(), group=axis.group)
     dim %= x.ndim
     if dim == 0 and packed == 1:
         return gathered
@@ -73,5 +86,5 @@ def reduce_scatter(x: Tensor, dim: int, axis: MeshAxis, packed: int = 1) -> Tens
     dim %= x.ndim
     parts = torch.unflatten(x, dim, (packed, axis.size, -1)).movedim(dim + 1, 0).contiguous()
     out = parts.new_empty(parts.shape[1:])
-    _reduce_scatter(out, parts.flatten(0, 1), group=axis.group)
+    reduce_scatter_single(out, parts.flatten(0, 1), group=axis.group)
     return out.flatten(dim, dim + 1)

@@ -1,6 +1,7 @@
 """Megatron's sharding with searched degrees: its fixed choice per op at every legal point of the degrees.
 
-Both of its residual layouts are tried, replicated and sharded, and both are counted.
+All residual layouts are tried (replicated, hidden dim sharded, tokens split), tokens are gathered for their experts and
+exchanged, and all are counted.
 
 Exhaustive where the budget covers all points, so it needs no heuristic and no seed. Its calls are counted like any
 other search's.

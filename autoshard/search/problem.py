@@ -1,8 +1,9 @@
 """The sharding problem as search algorithms see it: components, exact masks, counted evaluations.
 
 Components in order: group, pp, tp, ep, batch (as sequences of one microbatch on one dp rank), the residual's layout,
-then one choice per fused op. dp and etp follow. Degrees are masked by the table of legal points (whose least memory
-fits); choices by their own legality and by the memory that the choices still to come need at least.
+how tokens reach their experts (where experts can be split), then one choice per fused op. dp and etp follow. Degrees
+are masked by the table of legal points (whose least memory fits); choices by their own legality, the residual's layout
+and the memory that the choices still to come need at least.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 
 from autoshard.search.keys import PrefixSet
 from autoshard.search.protocol import Scores
+from autoshard.sharding.option import Choice
 from autoshard.sharding.patterns import PATTERNS, role_of
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS, Strategy
 from autoshard.simulator.points import DEGREE_COMPONENTS
 from autoshard.simulator.simulator import Simulator
 from autoshard.simulator.variables import ILLEGAL_BYTES
@@ -87,17 +89,17 @@ class ShardingProblem:
         prefix = self._prefix(x, position)
         point = prefix.point
         legal = self.sim.variables[v].legal[point]
-        needs = np.array(self.sim.variables[v].needs_sharded_residual)
-        if needs.any():
-            legal = legal & (~needs[None, :] | self._sharded_residual(x)[:, None])
+        legal = legal & self._goes_with_residual(x, v)
         fits = self._fits_after(prefix, v)
         both = legal & fits
         allowed[:, :size] = np.where(both.any(1, keepdims=True), both, legal)
         return allowed
 
-    def _sharded_residual(self, x: IntArray) -> BoolArray:
-        choices = self.sim.variables[0].choices
-        found: BoolArray = np.array([c == 0 for c in choices])[x[:, self.num_degree_components]]
+    def _goes_with_residual(self, x: IntArray, v: int) -> BoolArray:
+        """[n, options] whether options of variable ``v`` go with the residual's layout."""
+        layouts = [RESIDUAL_LAYOUTS[c] for c in self.sim.variables[0].choices]
+        goes: BoolArray = np.array([[n in (None, a) for n in self.sim.variables[v].needs_residual] for a in layouts])
+        found: BoolArray = goes[x[:, self.num_degree_components]]
         return found
 
     @cached_property
@@ -175,11 +177,10 @@ class ShardingProblem:
         rows = np.flatnonzero(ok)
         at, dims = point[rows], dims[rows]
         good = np.ones(len(rows), dtype=bool)
-        sharded = self._sharded_residual(x[rows])
         used = np.zeros((len(rows), len(self.sim.parts)))
         for v, variable in enumerate(self.sim.variables):
             good &= variable.legal[at, dims[:, v]]
-            good &= ~np.array(variable.needs_sharded_residual)[dims[:, v]] | sharded
+            good &= self._goes_with_residual(x[rows], v)[np.arange(len(rows)), dims[:, v]]
             used += self._bytes[v][at, dims[:, v]]
         good &= self._total(at, used) <= self.sim.capacity_bytes
         ok[rows] = good
@@ -207,7 +208,7 @@ class ShardingProblem:
         x = np.array(row, dtype=np.int64)[None, :]
         return self.sim.strategy(int(self.points_of(x)[0]), x[0, self.num_degree_components :].tolist())
 
-    def pattern_rows(self, pattern: str, *, sharded_residual: bool = False) -> IntArray:
+    def pattern_rows(self, pattern: str, *, residual: Choice = None, dispatch: Choice = None) -> IntArray:
         """A named pattern of choices at every degree point; what is not legal there is replicated."""
         roles = PATTERNS[pattern]
         n = len(self.sim.points)
@@ -215,15 +216,17 @@ class ShardingProblem:
         blocks = {b.name: b for b in self.sim.graph.components()}
         for v, variable in enumerate(self.sim.variables):
             if variable.key == RESIDUAL:
-                wanted = 0 if sharded_residual else None
+                wanted = residual
+            elif variable.key == DISPATCH:
+                wanted = dispatch
             else:
                 block_name, op_name = variable.key.split("/", 1)
                 role = role_of(blocks[block_name], blocks[block_name].op(op_name))
-                wanted = (0 if sharded_residual else None) if role == "norm" else roles.get(role)
+                wanted = residual if role == "norm" else roles.get(role)
             at = variable.choices.index(wanted) if wanted in variable.choices else variable.choices.index(None)
             usable = variable.legal[:, at]
-            if variable.needs_sharded_residual[at]:
-                usable = usable & (dims[:, 0] == self.sim.variables[0].choices.index(0))
+            if v:
+                usable = usable & self._goes_with_residual(np.concatenate([self._rows, dims], 1), v)[:, at]
             fallback = np.where(
                 variable.legal[:, variable.choices.index(None)],
                 variable.choices.index(None),
@@ -233,10 +236,20 @@ class ShardingProblem:
         return np.concatenate([self._rows, dims], 1)
 
     def megatron_points(self) -> IntArray:
-        """Megatron's choices at every degree point: with the residual replicated, then with it sharded where it can be.
+        """Megatron's choices at every degree point, under every layout of the residual and dispatch of tokens.
 
-        The second are Megatron's sequence parallelism as this space has it: reduce_scatter and all_gather around the
-        norms in place of the all_reduce.
+        First with the residual replicated and tokens gathered for their experts, then the others where they are legal.
+        A residual split by its tokens is Megatron's sequence parallelism: reduce_scatter and all_gather around the
+        norms in place of the all_reduce; by its hidden dim it is this space's relative of it.
         """
-        replicated, sharded = (self.pattern_rows("megatron", sharded_residual=s) for s in (False, True))
-        return np.concatenate([replicated, sharded[(sharded != replicated).any(1)]])
+        kinds: list[tuple[Choice, Choice]] = [(r, d) for d in (None, 0) for r in (None, 0, 1)]
+        rows = [self.pattern_rows("megatron", residual=r, dispatch=d) for r, d in kinds]
+        found = [rows[0]]
+        for i, (residual, dispatch) in enumerate(kinds[1:], 1):
+            # What is not legal at a point fell back to another kind's row there.
+            new = np.ones(len(rows[i]), dtype=bool)
+            for j, other in enumerate(kinds):
+                if j != i and other in ((None, dispatch), (residual, None)):
+                    new &= (rows[i] != rows[j]).any(1)
+            found.append(rows[i][new])
+        return np.concatenate(found)

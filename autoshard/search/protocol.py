@@ -83,5 +83,5 @@ class Problem(Protocol):
         ...
 
     def megatron_points(self) -> IntArray:
-        """[m, C] Megatron's choices at every legal point of the degrees, the residual replicated, then sharded."""
+        """[m, C] Megatron's choices at every legal point of the degrees, under every residual and dispatch."""
         ...

@@ -22,9 +22,10 @@ from autoshard.sharding.stages import (
     stage_placements,
     stages_of,
 )
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 __all__ = [
+    "DISPATCH",
     "RESIDUAL",
     "Choice",
     "Collective",

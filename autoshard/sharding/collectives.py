@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.ir import ExpertsLinear, OpGraph
-from autoshard.sharding.flow import ResolvedOp, resolve_block
-from autoshard.sharding.layout import Rows, Step
+from autoshard.sharding.flow import ResolvedOp, block_residual, resolve_block
+from autoshard.sharding.layout import Step, step_rows
 from autoshard.sharding.legality import axis_sizes, chosen_options, mesh_of
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.strategy import Strategy
@@ -26,14 +26,22 @@ class Collective:
     where: str
 
 
-def rows_of(rows: Rows, tokens: int, dp: int, top_k: int) -> int:
-    """Rows of a tensor when a dp rank has ``tokens`` tokens."""
-    return {"local": tokens, "group": tokens * dp, "pairs": tokens * dp * top_k}[rows]
+def step_bytes(
+    step: Step,
+    sizes: Mapping[str, int],
+    *,
+    tokens: int,
+    top_k: int,
+    activation_bytes: float,
+    rows: int | None = None,
+) -> int:
+    """Payload bytes of a step at given axis sizes; every division is exact for a legal strategy.
 
-
-def step_bytes(step: Step, sizes: Mapping[str, int], *, tokens: int, top_k: int, activation_bytes: float) -> int:
-    """Payload bytes of a step at given axis sizes; every division is exact for a legal strategy."""
-    total = rows_of(step.rows, tokens, sizes["dp"], top_k) * step.row_bytes(activation_bytes)
+    ``rows`` stands for the rows that follow from ``tokens``, where it is known how many there are.
+    """
+    if rows is None:
+        rows = step_rows(step, sizes, tokens=tokens, top_k=top_k)
+    total = rows * step.row_bytes(activation_bytes)
     for axis in step.split:
         total /= sizes[axis]
     return round(total)
@@ -42,9 +50,14 @@ def step_bytes(step: Step, sizes: Mapping[str, int], *, tokens: int, top_k: int,
 def resolve_graph(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[ResolvedOp, ...]]:
     """Layouts and steps of every component, by block name."""
     d = strategy.degrees
-    pattern = StagePattern.of(d.dp, d.ep, d.etp)
+    pattern = StagePattern.of(d.dp, d.ep, d.etp, exchange=strategy.exchange)
     return {
-        block.name: resolve_block(block, chosen_options(graph, block, strategy), strategy.residual, pattern)
+        block.name: resolve_block(
+            block,
+            chosen_options(graph, block, strategy),
+            block_residual(graph, block, strategy.residual),
+            pattern,
+        )
         for block in graph.components()
     }
 

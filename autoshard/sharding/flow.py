@@ -1,9 +1,10 @@
 """From choices to layouts: what each tensor is delivered as, and which steps bring it there.
 
-One rule decides everything: a tensor made by a module is delivered once, replicated if any reader needs it whole,
-sharded otherwise; readers that need a shard of a whole tensor slice it for free. Tensors that no module makes (the
-residual, the attention core's and the activation's output) are moved where they are read. So a gather that two readers
-share is paid once, and a sharded output always pays for what its reader needs -- residual additions included.
+One rule decides everything: a tensor made by a module is delivered once, replicated if any reader needs it whole, as
+all readers need it otherwise; readers that need a shard of a whole tensor slice it for free. Tensors that no module
+makes (the residual, the attention core's and the activation's output) are moved where they are read. So a gather that
+two readers share is paid once, and a sharded output always pays for what its reader needs -- residual additions
+included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from autoshard.ir import (
     Indexer,
     LatentAttention,
     Mixer,
+    OpGraph,
 )
-from autoshard.sharding.layout import TP, Layout, R, S, Step, redistribute
+from autoshard.sharding.layout import TP, Layout, R, Step, T, redistribute
 from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
 from autoshard.sharding.option import Option
 from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
@@ -68,6 +70,7 @@ def tensor_moves(
         axes, rows, width, packed = TP, "local", _residual_width(block), 1
     else:
         axes, rows, width = tensor_axes(block, producer), tensor_rows(producer), tensor_width(producer)
+        rows = "arrived" if rows == "pairs" and pattern.exchange else rows
         packed = 1 if getattr(producer, "interleaved", False) else getattr(producer, "packed", 1)
 
     def bridge(src: Layout, dst: Layout) -> tuple[Step, ...]:
@@ -81,13 +84,13 @@ def tensor_moves(
         leave: tuple[Step, ...] = ()
     else:
         wanted_all = [*needs, *([] if final is None else [final])]
-        delivered = R if R in wanted_all else S
+        delivered = wanted_all[0] if len(set(wanted_all)) == 1 else R
         leave = bridge(raw, delivered)
     entry = []
     for (op, position, need), at_tp in zip(readers, needs, strict=True):
         steps = bridge(delivered, at_tp)
         if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
-            steps = (*steps, *dispatch(need, pattern, hidden=op.in_dim.size, top_k=op.top_k))
+            steps = (*steps, *dispatch(need, pattern, op))
         elif steps and isinstance(op, _INLINE):
             raise UnsupportedModelError(f"{op.fqn}: its input {width} wide would have to move inside the module")
         entry.append(steps)
@@ -105,6 +108,14 @@ def _residual_width(block: Block) -> int:
         if isinstance(op, Add):
             return op.width.size
     return next((tensor_width(op) for op in block.ops if BLOCK_INPUT in op.inputs), 1)
+
+
+def block_residual(graph: OpGraph, block: Block, residual: Layout) -> Layout:
+    """The residual's layout in a block: before the layers tokens stay whole, since masks and positions read how many.
+
+    The first layer slices its input, which costs nothing.
+    """
+    return R if residual is T and block is graph.prologue else residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

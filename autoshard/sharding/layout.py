@@ -1,21 +1,34 @@
 """Layouts of an activation over one mesh axis, and the steps that change them.
 
 A tensor between two fused ops has rows (tokens) and one feature dim (hidden, heads, intermediate, vocab, experts).
-Over the axis its op is sharded on, the tensor is replicated, sharded on the feature dim, or a partial sum. A `Step`
-is one collective (or a free local slice) over one axis. Steps are symbolic in the degrees, so that the same list
-is priced for many strategies at once by the simulator, written into a plan, and executed by the ranks.
+Over the axis its op is sharded on, the tensor is replicated, sharded on the feature dim, or a partial sum; the residual
+may also have its tokens split over tp, in equal shares, the last padded. A `Step` is one collective (or a free local
+slice) over one axis. Steps are symbolic in the degrees, so that the same list is priced for many strategies at once by
+the simulator, written into a plan, and executed by the ranks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 Axis = Literal["dp", "tp", "ep", "etp", "tp_ep", "tp_etp", "dp_ep", "dp_etp", "tp_kv", "tp_rep"]
 """A named direction of the mesh of one pipeline stage; ``tp_ep`` is the part of tp that is also in ep, and so on."""
 
 StepKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice"]
-Rows = Literal["local", "group", "pairs"]
-"""``local``: tokens of one dp rank; ``group``: tokens of all dp ranks; ``pairs``: group tokens x experts per token."""
+Rows = Literal["local", "group", "pairs", "own", "sent", "arrived", "counts"]
+"""How many rows a step's payload has.
+
+=========== ==========================================================================================================
+``local``   tokens of one dp rank
+``group``   tokens of all dp ranks
+``pairs``   group tokens x experts per token
+``own``     tokens that one ep rank exchanges: its share of a dp rank's, or those of all its dp ranks (`own_tokens`)
+``sent``    own tokens x experts per token: the rows an ep rank sends to the experts, and gets back from them
+``arrived`` the rows that experts get: as many as ``sent`` where all experts are chosen equally often
+``counts``  one
+=========== ==========================================================================================================
+"""
 
 
 class Layout(StrEnum):
@@ -24,9 +37,13 @@ class Layout(StrEnum):
     REPLICATED = "replicated"
     SHARDED = "sharded"
     PARTIAL = "partial"
+    TOKENS = "tokens"
 
 
-R, S, P = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL
+INDEX_BYTES = 4.0
+"""Bytes of an expert number, or of a count: int32."""
+
+R, S, P, T = Layout.REPLICATED, Layout.SHARDED, Layout.PARTIAL, Layout.TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +53,12 @@ class Step:
     The payload is the tensor as nccl-tests counts it: the buffer of an all_reduce, the gathered output of an
     all_gather, the total input of a reduce_scatter. It has ``rows`` rows of ``width`` activation elements plus
     ``statistics`` elements (float32, or float64 when activations are) and ``indices`` int32 elements, divided by the
-    sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced; ``packed`` parts of the feature dim are
-    handled side by side (gate|up), or the unequal ``parts`` of these widths (q|k|v with fewer kv heads).
+    sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced: tokens that do not divide are padded.
+    ``packed`` parts of the feature dim are handled side by side (gate|up), or the unequal ``parts`` of these widths
+    (q|k|v with fewer kv heads).
+
+    An ``all_to_all`` has as many parts as the axis has ranks, of unequal sizes. Its payload is what does not depend on
+    the data: what a rank sends on the way to the experts (``sent``), what it gets on the way back (``arrived``).
     """
 
     kind: StepKind
@@ -54,7 +75,39 @@ class Step:
     def row_bytes(self, activation_bytes: float) -> float:
         """Bytes of one row of the undivided payload."""
         statistic_bytes = max(4.0, activation_bytes)
-        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * 4.0
+        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * INDEX_BYTES
+
+
+def own_tokens(tokens: Any, sizes: Mapping[str, Any]) -> Any:
+    """Tokens that one ep rank exchanges when a dp rank has ``tokens``: an even share, rounded up, of ``tp_ep`` ranks.
+
+    Where ep divides dp instead, the ``dp_etp`` dp ranks that share experts have each other's tokens. Whole numbers, or
+    arrays of them.
+    """
+    return -(-tokens // sizes["tp_ep"]) * sizes["dp_etp"]
+
+
+def step_rows(step: Step, sizes: Mapping[str, Any], *, tokens: Any, top_k: int) -> Any:
+    """Rows of a step's payload when a dp rank has ``tokens`` tokens; whole numbers, or arrays over strategies.
+
+    The tokens that a step gathers, scatters or slices are padded to a multiple of its axis.
+    """
+    match step.rows:
+        case "local":
+            rows = tokens
+        case "group":
+            rows = tokens * sizes["dp"]
+        case "pairs":
+            rows = tokens * sizes["dp"] * top_k
+        case "own":
+            rows = own_tokens(tokens, sizes)
+        case "sent" | "arrived":
+            rows = own_tokens(tokens, sizes) * top_k
+        case "counts":
+            rows = sizes["ep"] // sizes["ep"]  # one, as an array where the others are
+    if step.dim == "token":
+        rows = -(-rows // sizes[step.axis]) * sizes[step.axis]
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +138,20 @@ def redistribute(
     partial -> sharded     reduce_scatter (then all_reduce over ``rest``)
     sharded -> replicated  all_gather
     replicated -> sharded  slice, free
+    partial -> tokens      reduce_scatter of tokens
+    tokens -> replicated   all_gather of tokens
+    replicated -> tokens   slice, free
     ====================== ===========================================
 
-    ``dst`` may not be partial unless ``src`` is: nothing is ever made partial on purpose.
+    Between tokens and features it goes over the whole tensor. ``dst`` may not be partial unless ``src`` is: nothing is
+    ever made partial on purpose.
     """
     if src == dst:
         return ()
     if dst is P:
         raise AssertionError(f"cannot go from {src} to partial")
+    if T in (src, dst):
+        return _redistribute_tokens(src, dst, axes=axes, rows=rows, width=width, packed=packed)
     if src is P and dst is R:
         return (Step(kind="all_reduce", axis=axes.full, rows=rows, width=width, packed=packed),)
     if src is P:
@@ -103,3 +162,15 @@ def redistribute(
         return (scatter, tail)
     kind: StepKind = "all_gather" if src is S else "slice"
     return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed),)
+
+
+def _redistribute_tokens(
+    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int
+) -> tuple[Step, ...]:
+    """Steps from or to split tokens."""
+    kind: StepKind = "all_gather" if src is T else ("reduce_scatter" if src is P else "slice")
+    step = Step(kind=kind, axis=axes.full, rows=rows, width=width, dim="token")
+    whole = {"axes": axes, "rows": rows, "width": width, "packed": packed}
+    if src is T:
+        return (step, *redistribute(R, dst, **whole))  # type: ignore[arg-type]
+    return (step,) if src is P else (*redistribute(src, R, **whole), step)  # type: ignore[arg-type]

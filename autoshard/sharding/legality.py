@@ -8,10 +8,11 @@ from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttenti
 from autoshard.sharding.cut import pipeline_obstacle
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, stage_mesh
 from autoshard.sharding.layout import Layout
+from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason, split_tokens_reason
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +135,20 @@ def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, o
     for size, over, what in option.divides:
         if size % sizes[over]:
             return f"{what} {size} does not divide by {over}={sizes[over]}"
-    if isinstance(op, Norm) and op.follows is None and option.choice == 0 and residual is not Layout.SHARDED:
-        return "the residual is replicated"
+    needed = residual_needed(op, option)
+    if needed is not None and needed is not residual:
+        return f"the residual is {_RESIDUAL_WORDS[residual]}"
     return None
+
+
+_RESIDUAL_WORDS = {Layout.REPLICATED: "replicated", Layout.SHARDED: "sharded", Layout.TOKENS: "split by tokens"}
+
+
+def residual_needed(op: FusedOp, option: Option) -> Layout | None:
+    """The layout of the residual with which an option goes; None for any."""
+    if not isinstance(op, Norm) or op.follows is not None:
+        return None
+    return {0: Layout.SHARDED, 1: Layout.TOKENS, None: None}[option.choice]
 
 
 def axis_sizes(mesh: StageMesh) -> dict[str, int]:
@@ -159,10 +171,11 @@ def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
 
 
 def choice_keys(graph: OpGraph) -> tuple[str, ...]:
-    """Every key a strategy may have, in graph order, `RESIDUAL` first."""
+    """Every key a strategy may have, in graph order, `RESIDUAL` and `DISPATCH` first."""
     own = [f"{b.name}/{op.name}" for b in graph.components() for op in free_ops(b)]
     decided = {choice_key(graph, b, op) for b in graph.components() for op in free_ops(b)}
-    return (RESIDUAL, *(key for key in own if key in decided))
+    dispatch = (DISPATCH,) if can_exchange(graph) else ()
+    return (RESIDUAL, *dispatch, *(key for key in own if key in decided))
 
 
 def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str, Option]:
@@ -213,16 +226,31 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
             if why is not None:
                 message = f"choice {wanted} of {block.name}/{name}: {why}"
                 found.append(Reason(rule="choice", values=tuple(sorted(sizes.items())), message=message))
-    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=d.tp)
-    if strategy.residual is Layout.SHARDED and (d.tp == 1 or width % d.tp):
-        found.append(
-            Reason(
-                rule="residual",
-                values=(("hidden", width), ("tp", d.tp)),
-                message=f"the residual cannot be sharded: hidden {width} over tp={d.tp}",
-            )
-        )
-    forbidden = sharded_residual_reason(graph)
-    if strategy.residual is Layout.SHARDED and forbidden is not None:
-        found.append(Reason(rule="residual", values=(), message=f"the residual cannot be sharded: {forbidden}"))
+    for key, offered in model_choices(graph, sizes, pp=d.pp).items():
+        wanted = strategy.choice(key)
+        why = offered.get(wanted, "there is no such choice")
+        if why is not None:
+            values = (("tp", d.tp), ("ep", d.ep))
+            found.append(Reason(rule=key.partition("/")[2], values=values, message=f"choice {wanted} of {key}: {why}"))
     return tuple(found)
+
+
+def model_choices(graph: OpGraph, sizes: Mapping[str, int], *, pp: int = 1) -> dict[str, dict[Choice, str | None]]:
+    """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is).
+
+    Tokens are not split over pipeline stages: a stage reads from what it is sent how many there are.
+    """
+    tp = sizes["tp"]
+    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=tp)
+    sharded = sharded_residual_reason(graph)
+    tokens = split_tokens_reason(graph)
+    if tp == 1:
+        sharded = tokens = "same as replicated at tp=1"
+    elif width % tp:
+        sharded = f"hidden {width} does not divide by tp={tp}"
+    if pp > 1 and tokens is None:
+        tokens = f"tokens stay whole between pp={pp} stages"
+    found: dict[str, dict[Choice, str | None]] = {RESIDUAL: {None: None, 0: sharded, 1: tokens}}
+    if can_exchange(graph):
+        found[DISPATCH] = {None: None, 0: exchange_illegal(sizes["ep"])}
+    return found

@@ -22,10 +22,10 @@ from autoshard.ir import (
     Router,
 )
 from autoshard.sharding.degrees import Degrees
-from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
+from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, model_choices, option_illegal
 from autoshard.sharding.option import Choice
 from autoshard.sharding.space import consumers, free_ops, options
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 Role = Literal["embed", "norm", "in", "core", "out", "router", "act", "head", "latent"]
 """``in``: matrices read from the residual side (q, k, v, gate, up, experts_up); ``out``: those that go back to it;
@@ -72,11 +72,17 @@ def _is_expanded(block: Block, norm: Norm) -> bool:
     return any(isinstance(reader, Linear) for reader, _ in consumers(block, norm.name))
 
 
-def pattern_strategy(graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None) -> Strategy:
+def pattern_strategy(
+    graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None, dispatch: Choice = None
+) -> Strategy:
     """The strategy of a named pattern at given degrees. Raises KeyError for an unknown pattern."""
     roles = PATTERNS[pattern]
     sizes = axis_sizes(mesh_of(graph, degrees))
-    chosen: dict[str, Choice] = {RESIDUAL: residual if degrees.tp > 1 else None}
+    wanted_of = {RESIDUAL: residual, DISPATCH: dispatch}
+    chosen: dict[str, Choice] = {
+        key: wanted_of[key] if offered[wanted_of[key]] is None else None
+        for key, offered in model_choices(graph, sizes, pp=degrees.pp).items()
+    }
     layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
     for block in graph.components():
         for op in free_ops(block):

@@ -7,6 +7,7 @@ one: over an axis of size one only "replicated" is left (the residual and norms 
 from collections.abc import Sequence
 
 from autoshard.ir import (
+    BLOCK_INPUT,
     Activation,
     Add,
     Attention,
@@ -151,4 +152,27 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
         added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
         if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
+    return None
+
+
+def split_tokens_reason(graph: OpGraph) -> str | None:
+    """Why the residual's tokens cannot be split whatever the degrees; None if nothing forbids it.
+
+    Split tokens have another shape than the model's code expects, so that only norms and additions may see them, and
+    a module around the experts must stand between these and the layer.
+    """
+    reason = sharded_residual_reason(graph)
+    if reason is not None:
+        return reason
+    for block in (*graph.blocks, graph.epilogue):
+        for name in (BLOCK_INPUT, *(op.name for op in block.ops if isinstance(op, Add))):
+            for reader, _ in consumers(block, name):
+                if not isinstance(reader, Add | Norm):
+                    return f"{block.name}/{reader.name} reads it without a norm in between"
+    for block in graph.blocks:
+        if not block.instances[0]:
+            return f"the layers of {block.name} are not modules"
+        experts = {op.fqn for op in block.ops if isinstance(op, ExpertsLinear)}
+        if any(fqn.rpartition(".")[0] == block.instances[0] for fqn in experts):
+            return f"the experts of {block.name} have no module around them"
     return None

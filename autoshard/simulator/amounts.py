@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from autoshard.cost import imbalance
 from autoshard.ir import ExpertsLinear, OpGraph
-from autoshard.sharding.layout import Rows, Step
+from autoshard.sharding.layout import Step, step_rows
 from autoshard.simulator.points import Points
 
 FloatArray = NDArray[np.float64]
@@ -48,15 +48,10 @@ class Amounts:
         worst = imbalance(group, op.experts.size, op.top_k, points.ep)
         return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k)
 
-    def rows(self, rows: Rows) -> FloatArray:
-        """Rows of a tensor (static shape: all pairs of the group, whichever rank computes them)."""
-        if rows == "local":
-            return self.tokens
-        return self.group_tokens * (self.top_k if rows == "pairs" else 1)
-
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""
-        total = self.rows(step.rows) * step.row_bytes(activation_bytes)
+        rows: FloatArray = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k)
+        total = rows * step.row_bytes(activation_bytes)
         for axis in step.split:
             total = total / points.sizes[axis]
         return total

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import InvalidInputError
-from autoshard.simulator.stages import partition
+from autoshard.sharding.degrees import partition
 from autoshard.units import GIB
 
 FloatArray = NDArray[np.float64]

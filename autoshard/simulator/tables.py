@@ -7,7 +7,8 @@ are; the price of a step is then one vector over points, and is reused wherever 
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,15 +19,16 @@ from autoshard.cost.formats import MODEL_FORMATS, Formats
 from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
 from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
-from autoshard.sharding.flow import tensor_moves
-from autoshard.sharding.layout import Layout, R, S, Step
-from autoshard.sharding.legality import choice_key, choice_keys
+from autoshard.sharding.flow import block_residual, tensor_moves
+from autoshard.sharding.layout import INDEX_BYTES, Layout, R, S, Step, own_tokens
+from autoshard.sharding.legality import choice_key, choice_keys, expert_counts, model_choices, residual_needed
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.space import consumers, option_axis, options, sharded_residual_reason
+from autoshard.sharding.space import consumers, option_axis, options, tensor_rows
 from autoshard.sharding.stages import residual_width
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.launches import joins_experts, merged_products
 from autoshard.simulator.lengths import Lengths, own_lengths
 from autoshard.simulator.points import Points
@@ -37,7 +39,6 @@ from autoshard.workload import Workload
 FloatArray = NDArray[np.float64]
 ENGINE_ALL_REDUCE = "vllm_graph"
 """Inside a node an all_reduce is the library's or this one's, whichever is faster for the size, as engines choose."""
-_RESIDUAL_LAYOUTS: dict[Choice, Layout] = {0: S, None: R}
 
 
 class TableBuilder:
@@ -88,30 +89,32 @@ class TableBuilder:
 
     def _variable(self, key: str) -> Variable:
         sizes, n = self.points.sizes, len(self.points)
-        if key == RESIDUAL:
-            width = next((op.hidden.size for _, op in self.graph.all_ops() if op.kind == "embedding"), 1)
-            sharded = (sizes["tp"] > 1) & (width % sizes["tp"] == 0) & (sharded_residual_reason(self.graph) is None)
-            legal = np.stack([np.ones(n, dtype=bool), sharded], 1)
-            return self._with_pin(key, (None, 0), legal, (False, False))
+        if key in (RESIDUAL, DISPATCH):
+            columns = np.stack([sizes["tp"], sizes["ep"], self.points.pp], 1)
+            each, index = np.unique(columns, axis=0, return_inverse=True)
+            offered = [
+                model_choices(self.graph, {"tp": int(tp), "ep": int(ep)}, pp=int(pp))[key] for tp, ep, pp in each
+            ]
+            legal = np.array([[why is None for why in o.values()] for o in offered])[index.reshape(-1)]
+            return self._with_pin(key, tuple(offered[0]), legal, (None,) * len(offered[0]))
         block, op = self._owner(key)
-        offered = options(block, op)
-        legal = np.ones((n, len(offered)), dtype=bool)
-        for i, option in enumerate(offered):
+        listed = options(block, op)
+        legal = np.ones((n, len(listed)), dtype=bool)
+        for i, option in enumerate(listed):
             axis = option_axis(option)
             if axis is not None:
                 legal[:, i] &= sizes[axis] > 1
             for size, over, _ in option.divides:
                 legal[:, i] &= size % sizes[over] == 0
-        residual_norm = isinstance(op, Norm) and op.follows is None
-        needs = tuple(residual_norm and o.choice == 0 for o in offered)
-        return self._with_pin(key, tuple(o.choice for o in offered), legal, needs)
+        needs = tuple(residual_needed(op, o) for o in listed)
+        return self._with_pin(key, tuple(o.choice for o in listed), legal, needs)
 
     def _with_pin(
-        self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[bool, ...]
+        self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[Layout | None, ...]
     ) -> Variable:
         if key in self._pinned:
             legal = legal & np.array([c == self._pinned[key] for c in choices])
-        return Variable(key=key, choices=choices, legal=legal, needs_sharded_residual=needs)
+        return Variable(key=key, choices=choices, legal=legal, needs_residual=needs)
 
     def step_s(self, step: Step, *, last: bool) -> FloatArray:
         """Seconds of a step at every point; slices and axes of size one are free."""
@@ -120,6 +123,8 @@ class TableBuilder:
             return known
         if step.kind == "slice":
             found = np.zeros(len(self.points))
+        elif step.kind == "all_to_all":
+            found = self._exchange_s(step, self._amounts[last])
         else:
             amounts = self._amounts[last]
             found = collective_s(
@@ -133,6 +138,22 @@ class TableBuilder:
             )
         self._step_s[step, last] = found
         return found
+
+    def _exchange_s(self, step: Step, amounts: Amounts) -> FloatArray:
+        """Seconds of an all_to_all of (token, expert) rows, that of their counts included, which is free by itself."""
+        if step.rows == "counts":
+            return np.zeros(len(self.points))
+        experts = expert_counts(self.graph)[0] if step.rows == "sent" else 0
+        return exchange_s(
+            self.cluster,
+            "dispatch" if step.rows == "sent" else "combine",
+            own_tokens(amounts.tokens, self.points.sizes),
+            amounts.step_bytes(step, self.points, ACTIVATION_BYTES),
+            amounts.top_k,
+            experts * INDEX_BYTES,
+            self.points.sizes[step.axis],
+            self.points.in_node[step.axis],
+        )
 
     def component(self, block: Block, *, priced: bool = True) -> Component:
         """Factors and bytes of one block; without factors unless ``priced``."""
@@ -203,6 +224,8 @@ class TableBuilder:
         if not readers and producer is None:
             return None
         found = {self._decides(block, op) for op in (producer, *(r for r, _ in readers))}
+        if any(tensor_rows(op) == "pairs" for op in (producer, *(r for r, _ in readers)) if op is not None):
+            found.add(self._index.get(DISPATCH))
         if not readers and not _is_head(producer):
             found.add(self._index[RESIDUAL])
         order = tuple(sorted(v for v in found if v is not None))
@@ -236,18 +259,21 @@ class TableBuilder:
     ) -> FloatArray:
         """Seconds of one tensor's moves under chosen options; `ILLEGAL_S` where no rule allows the combination."""
         at = self._index[RESIDUAL]
-        residual = _RESIDUAL_LAYOUTS[chosen.get(at)]
+        everywhere = RESIDUAL_LAYOUTS[chosen.get(at)]
+        residual = block_residual(self.graph, block, everywhere)
 
         def option(op: FusedOp) -> Option:
             v = self._decides(block, op)
             return self._option(options(block, op), None if v is None else chosen[v])
 
-        if at in chosen and residual is R and any(_is_split_norm(op, option) for op, _ in readers):
+        norms = [op for op in (producer, *(op for op, _ in readers)) if isinstance(op, Norm)]
+        if at in chosen and any(residual_needed(op, option(op)) not in (None, everywhere) for op in norms):
             return np.full(len(self.points), ILLEGAL_S)
         raw = residual if producer is None or isinstance(producer, Add) else option(producer).yields
         needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
         final = None if readers else (R if _is_head(producer) else residual)
         try:
+            pattern = replace(pattern, exchange=chosen.get(self._index.get(DISPATCH, -1)) == 0)
             moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
         except UnsupportedModelError:
             return np.full(len(self.points), ILLEGAL_S)
@@ -261,7 +287,7 @@ class TableBuilder:
     def send(self) -> Component:
         """The hand-over of one microbatch to the next stage: the residual in its layout, device to device."""
         whole = self._amounts[False].tokens * residual_width(self.graph) * ACTIVATION_BYTES
-        layouts = [_RESIDUAL_LAYOUTS[c] for c in self.variables[self._index[RESIDUAL]].choices]
+        layouts = [RESIDUAL_LAYOUTS[c] for c in self.variables[self._index[RESIDUAL]].choices]
         num_bytes = np.stack([whole / self.points.sizes["tp"] if x is S else whole for x in layouts], 1)
         many = self.points.pp > 1
         # The step waits for the slowest hand-over: only a replica that lies in one node has none between nodes.
@@ -285,11 +311,6 @@ class TableBuilder:
 
 def _is_head(op: FusedOp | None) -> bool:
     return isinstance(op, Linear) and op.is_head
-
-
-def _is_split_norm(op: FusedOp, option: Callable[[FusedOp], Option]) -> bool:
-    """Whether a norm of the residual is chosen to run on a shard of it."""
-    return isinstance(op, Norm) and op.follows is None and option(op).choice == 0
 
 
 def build_tables(

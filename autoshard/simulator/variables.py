@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.sharding.layout import Layout
 from autoshard.sharding.option import Choice
 
 ILLEGAL_S = 1e9
@@ -29,14 +30,14 @@ BoolArray = NDArray[np.bool_]
 class Variable:
     """One choice: its key, its options in order, and where each is legal, ``[points, options]``.
 
-    Legality that depends on the residual's layout is a factor entry of `ILLEGAL_S`, besides ``needs_sharded_residual``
-    for masks.
+    Legality that depends on the residual's layout is a factor entry of `ILLEGAL_S`, besides ``needs_residual`` for
+    masks: the residual's layout with which each option goes, None for any.
     """
 
     key: str
     choices: tuple[Choice, ...]
     legal: BoolArray
-    needs_sharded_residual: tuple[bool, ...]
+    needs_residual: tuple[Layout | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,16 @@
 """Which strategies to run on a few ranks: the plan's own pattern at scaled degrees, then every pattern of the space."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy, degree_reasons, mesh_of
-from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, option_illegal
+from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, model_choices, option_illegal
+from autoshard.sharding.option import Choice
 from autoshard.sharding.patterns import PATTERNS, pattern_strategy
-from autoshard.sharding.space import free_ops, options, sharded_residual_reason
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.space import free_ops, options
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.validate.job import Case
 
 _SCALED = ("pp", "dp", "tp", "ep", "etp")
@@ -61,10 +62,15 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
     """
     degrees, scaled = scale_degrees(graph, strategy.degrees, nproc)
     notes = list(scaled)
-    residual = strategy.choice(RESIDUAL) if degrees.tp > 1 else None
-    chosen = {RESIDUAL: residual}
+    chosen: dict[str, Choice] = {}
     sizes = axis_sizes(mesh_of(graph, degrees))
-    layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
+    for key, offered in model_choices(graph, sizes).items():
+        wanted = strategy.choice(key)
+        why = offered.get(wanted, "the model has no such choice")
+        if why is not None:
+            notes.append(f"choice {wanted} of {key} is not offered on {nproc} ranks: {why}")
+        chosen[key] = wanted if why is None else None
+    layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
     for block in graph.components():
         for op in free_ops(block):
             key = choice_key(graph, block, op)
@@ -109,6 +115,10 @@ def pipeline_points(graph: OpGraph, nproc: int) -> dict[str, Degrees]:
     return points
 
 
+_RESIDUALS: Mapping[Choice, str] = {None: "", 0: "/sharded_residual", 1: "/split_tokens"}
+"""The residual's layouts, and how they are called in the name of a case."""
+
+
 def pattern_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
     """Every named pattern at every named point of one stage, then Megatron's at those of several."""
     for point, degrees in pattern_points(graph, nproc).items():
@@ -125,12 +135,24 @@ def pipeline_cases(graph: OpGraph, nproc: int) -> Iterator[Case]:
 
 
 def _pattern_case(graph: OpGraph, point: str, degrees: Degrees, pattern: str) -> Iterator[Case]:
-    """A pattern at a point where it is legal, with the residual replicated and, where it can be, sharded."""
+    """A pattern at a point where it is legal, in every layout of the residual, and with tokens exchanged."""
     if degree_reasons(graph, pp=degrees.pp, dp=degrees.dp, tp=degrees.tp, ep=degrees.ep):
         return
-    for residual in (None, 0) if degrees.tp > 1 and sharded_residual_reason(graph) is None else (None,):
-        strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
-        yield Case(name=f"{point}/{pattern}" + ("" if residual is None else "/sharded_residual"), strategy=strategy)
+    offered = model_choices(graph, axis_sizes(mesh_of(graph, degrees)), pp=degrees.pp)
+    for residual, suffix in _RESIDUALS.items():
+        # Split tokens meet the experts alike in all patterns but those over tp alone.
+        if offered[RESIDUAL][residual] is None and (residual != 1 or pattern == "megatron" or point == "tp"):
+            strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
+            yield Case(name=f"{point}/{pattern}{suffix}", strategy=strategy)
+    # Where experts are whole on a rank, patterns differ outside of them only.
+    if DISPATCH not in offered or offered[DISPATCH][0] is not None:
+        return
+    if degrees.etp > 1 or pattern == "megatron":
+        strategy = pattern_strategy(graph, degrees, pattern, dispatch=0)
+        yield Case(name=f"{point}/{pattern}/all_to_all", strategy=strategy)
+    if pattern == "megatron" and offered[RESIDUAL][1] is None:
+        strategy = pattern_strategy(graph, degrees, pattern, residual=1, dispatch=0)
+        yield Case(name=f"{point}/{pattern}/split_tokens/all_to_all", strategy=strategy)
 
 
 def default_cases(graph: OpGraph, nproc: int, plan: Strategy | None = None) -> tuple[Case, ...]:

@@ -46,11 +46,15 @@ _QUIET = NOT_SENT | {"c10d::barrier", "c10d::monitored_barrier_", "c10d::recv_"}
 
 @dataclass(frozen=True, slots=True)
 class LoggedCollective:
-    """One collective as it ran on this rank; ``ranks`` are the global ranks of its group."""
+    """One collective as it ran on this rank; ``ranks`` are the global ranks of its group.
+
+    ``received_bytes`` is the buffer that an all_to_all fills, whose parts may be of any size; ``num_bytes`` otherwise.
+    """
 
     kind: str
     ranks: tuple[int, ...]
     num_bytes: int
+    received_bytes: int
 
 
 class CommLog(DispatchMode):
@@ -73,9 +77,11 @@ class CommLog(DispatchMode):
         """What the call of a collective's operator is; it goes to the log unless nothing is sent by this rank."""
         kind, payload = _KINDS.get(name, (name, "first"))
         of = {"first": args[:1], "input": args[1:2], "output": (out,)}[payload]
-        num_bytes = sum(t.numel() * t.element_size() for t in tensors_in(of))
+        num_bytes = received_bytes = _bytes(of)
+        if kind == "all_to_all":
+            received_bytes = _bytes((out,) if name.startswith("_c10d_functional") else args[:1])
         ranks = _between(args) if kind == "send_recv" else group_of(args)
-        found = LoggedCollective(kind, ranks, num_bytes)
+        found = LoggedCollective(kind, ranks, num_bytes, received_bytes)
         if name not in _QUIET:
             self.log.append(found)
         return found
@@ -91,6 +97,10 @@ def collective_name(func: Any) -> str | None:
 def holds_dtensor(types: Iterable[type]) -> bool:
     """Whether an operator was called with DTensors."""
     return any(issubclass(t, DTensor) for t in types)
+
+
+def _bytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -88,7 +88,7 @@ def run_full_size(
     logits_shape = skipped = None
     most_bytes = 0
     for stage in stages:
-        rank = (stage + 1) * d.group - 1
+        rank = _rank(strategy, stage)
         want = expect(graph, strategy, sequences=sequences * d.dp, lengths=(length,), dtype=graph.dtype, stage=stage)
         expected += want.traffic
         most_bytes = max(most_bytes, want.parameter_bytes)
@@ -98,7 +98,7 @@ def run_full_size(
             differences.append(f"rank {rank} raised {result['exception']}")
             traffic_ok = bytes_ok = False
             continue
-        seen = named_traffic(graph, d, want, rank, result["traffic"])
+        seen = named_traffic(graph, d, want, rank, result["traffic"], {})
         observed += seen
         if seen != want.traffic:
             traffic_ok = False
@@ -114,7 +114,7 @@ def run_full_size(
             differences.append(f"rank {rank}: logits are {logits_shape}, expected {wanted}")
     return FullSizeReport(
         world_size=d.num_devices,
-        ranks=tuple((stage + 1) * d.group - 1 for stage in stages),
+        ranks=tuple(_rank(strategy, stage) for stage in stages),
         tokens=sequences * length,
         logits_shape=logits_shape,
         parameter_bytes=most_bytes,
@@ -126,6 +126,12 @@ def run_full_size(
         difference=differences[0] if differences else None,
         skipped=skipped,
     )
+
+
+def _rank(strategy: Strategy, stage: int) -> int:
+    """The last rank of a stage, whose parts begin furthest from the start; the first where it has the most tokens."""
+    group = strategy.degrees.group
+    return stage * group if strategy.exchange else (stage + 1) * group - 1
 
 
 def _logits_shape(graph: OpGraph, sequences: int, length: int) -> tuple[int, int, int]:

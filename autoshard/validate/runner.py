@@ -8,7 +8,7 @@ and the bytes of parameters on every rank.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, exp
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.launch import launch
 from autoshard.validate.report import TOLERANCE, ValidationReport
+from autoshard.validate.routed import Listed, routed_traffic
 from autoshard.validate.simulate import simulate
 
 
@@ -87,7 +88,16 @@ def _judge(
         if stage == len(stages) - 1 and len(result["errors"]) != len(model.lengths):
             worst = math.inf
             differences.append(f"rank {rank} made {len(result['errors'])} of {len(model.lengths)} logits")
-        seen = named_traffic(model.graph, case.strategy.degrees, want, rank, result["traffic"])
+        routed = routed_traffic(
+            model.graph,
+            case.strategy,
+            result.get("routing", ()),
+            sequences=model.sequences,
+            lengths=model.lengths,
+            dtype=dtype,
+            rank=rank,
+        )
+        seen = named_traffic(model.graph, case.strategy.degrees, want, rank, result["traffic"], routed)
         if stage not in observed or (traffic_ok and seen != want.traffic):
             observed[stage] = seen
         if seen != want.traffic:
@@ -125,9 +135,17 @@ def _cause(differences: Sequence[str]) -> str | None:
 
 
 def named_traffic(
-    graph: OpGraph, degrees: Degrees, want: Expectation, rank: int, seen: Sequence[Any]
+    graph: OpGraph,
+    degrees: Degrees,
+    want: Expectation,
+    rank: int,
+    seen: Sequence[Any],
+    routed: Mapping[Listed, Counter[tuple[int, int]]],
 ) -> tuple[Traffic, ...]:
-    """Traffic as logged, under the names of the axes.
+    """Traffic as logged, under the names of the axes and the bytes of the plan's list.
+
+    What depends on routing counts as what the list has it as where both directions have exactly the bytes that the
+    unsharded model's routing gives this rank (``routed``).
 
     A log knows ranks, not axes, and two axes may have the same ranks: what was seen is first given to what was
     expected of those ranks; the rest goes by the first axis with these ranks, or by the ranks.
@@ -137,17 +155,20 @@ def named_traffic(
     stage = rank // degrees.group
     if stage < degrees.pp - 1:
         ranks_of["pp"] = axis_ranks(graph, degrees, "pp", rank)
-    left = Counter({(step, kind, tuple(sorted(ranks)), size): n for step, kind, ranks, size, n in seen})
+    left = Counter({(step, kind, tuple(sorted(ranks)), out, back): n for step, kind, ranks, out, back, n in seen})
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     names: dict[Any, str] = {}
     for t in want.traffic:
-        key = (t.step, t.kind, ranks_of[t.axis], t.num_bytes)
-        names.setdefault(key, t.axis)
-        taken = min(t.count, left[key])
-        left[key] -= taken
-        found[t.step, t.kind, t.axis, t.group_size, t.num_bytes] += taken
+        sizes = Counter(routed.get((t.step, t.kind, t.axis, t.num_bytes), ()))
+        sizes[t.num_bytes, t.num_bytes] += t.count - sizes.total()
+        for (out, back), count in sizes.items():
+            key = (t.step, t.kind, ranks_of[t.axis], out, back)
+            names.setdefault(key, t.axis)
+            taken = min(count, left[key])
+            left[key] -= taken
+            found[t.step, t.kind, t.axis, t.group_size, t.num_bytes] += taken
     for key, count in left.items():
-        step, kind, ranks, num_bytes = key
+        step, kind, ranks, num_bytes, _ = key
         axis = names.get(key) or next((a for a, r in ranks_of.items() if r == ranks), f"ranks {ranks}")
         found[step, kind, axis, len(ranks), num_bytes] += count
     return tuple(sorted(Traffic(*key, count, stage) for key, count in found.items() if count))

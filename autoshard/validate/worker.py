@@ -12,7 +12,7 @@ import json
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -26,14 +26,16 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.dispatch import identify
 from autoshard.emit.steps import Axes
-from autoshard.ir import OpGraph
+from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding import Strategy, mesh_of
 from autoshard.tracing import source_from_dict
 from autoshard.validate.comm_log import CommLog
 from autoshard.validate.decoding import new_cache, next_logits, token_ids
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.lift import lift_float32
+from autoshard.validate.routed import experts_modules
 
 
 class Unsharded:
@@ -50,8 +52,14 @@ class Unsharded:
         self.ids = [t.to(device) for t in token_ids(vocab, job.sequences, job.lengths, job.seed + 1)]
         with self.lift():
             cache = new_cache(self.model)
-            reference = [next_logits(self.model, ids, cache) for ids in self.ids]
-        self.reference = [logits for logits in reference if logits is not None]
+            self.reference: list[Tensor] = []
+            self.routing: list[dict[str, list[list[int]]]] = []
+            for ids in self.ids:
+                with recorded_routing(self.model, job) as chosen:
+                    logits = next_logits(self.model, ids, cache)
+                assert logits is not None
+                self.reference.append(logits)
+                self.routing.append(chosen)
 
     def copy(self) -> nn.Module:
         """Another model of the same parameters: applying a plan replaces them, and changes no value."""
@@ -88,13 +96,35 @@ class Rank:
             if logits is not None:  # they come out of the last stage
                 errors.append(relative_error(logits, whole.reference[step][mine]))
             traffic += traffic_of(comm, step)
-        return {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+        found = {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
+        return {**found, "routing": whole.routing} if strategy.exchange else found
+
+
+@contextlib.contextmanager
+def recorded_routing(model: nn.Module, job: ModelJob) -> Iterator[dict[str, list[list[int]]]]:
+    """Within it the experts of every token are written down, by experts module, where any case will need them."""
+    chosen: dict[str, list[list[int]]] = {}
+    names = experts_modules(job.graph) if any(case.strategy.exchange for case in job.cases) else ()
+    top_k = max((op.top_k for _, op in job.graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            chosen[name] = identify((*args, *kwargs.values()), top_k).experts.tolist()
+
+        return record
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True) for name in names]
+    try:
+        yield chosen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def traffic_of(comm: CommLog, step: int) -> list[list[Any]]:
-    """What was logged, counted: [step, kind, ranks, bytes, count]."""
-    seen = Counter((c.kind, c.ranks, c.num_bytes) for c in comm.log)
-    return [[step, kind, ranks, num_bytes, n] for (kind, ranks, num_bytes), n in seen.items()]
+    """What was logged, counted: [step, kind, ranks, bytes, bytes received, count]."""
+    seen = Counter((c.kind, c.ranks, c.num_bytes, c.received_bytes) for c in comm.log)
+    return [[step, *what, n] for what, n in seen.items()]
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

@@ -14,7 +14,7 @@ from autoshard.ir import OpGraph
 from autoshard.search.exact import ExactSearch
 from autoshard.sharding.legality import choice_keys
 from autoshard.sharding.space import options
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.simulator import Simulator
 from autoshard.workload import Workload
 from tests.graphs import GraphMaker
@@ -45,7 +45,7 @@ FIXES = [{"tp": 2, "batch": 8}, {"tp": 4, "batch": 16}, {"dp": 2, "tp": 2, "batc
 def random_pins(graph: OpGraph, seed: int, free: int) -> dict[str, int | None]:
     """A random choice for every op but ``free`` of them (and the residual), so that brute force stays small."""
     rng = np.random.default_rng(seed)
-    keys = [k for k in choice_keys(graph) if k != RESIDUAL]
+    keys = [k for k in choice_keys(graph) if k not in (RESIDUAL, DISPATCH)]
     pins = {}
     for key in rng.permutation(keys)[free:]:
         block, name = key.split("/")

@@ -67,7 +67,12 @@ def test_calls_are_counted_and_end_with_the_budget(tight: ShardingProblem) -> No
 def test_megatron_points_are_megatron(tight: ShardingProblem) -> None:
     rows = tight.megatron_points()
     points, tp = len(tight.sim.points), tight.sim.points.tp
-    assert len(rows) == points + (tp > 1).sum(), "at tp = 1 there is nothing to shard the residual over"
+    # Nothing to shard the residual over at tp = 1, tokens stay whole over stages, nothing is exchanged at ep = 1.
+    kinds = 1 + (tp > 1) + ((tp > 1) & (tight.sim.points.pp == 1))
+    assert len(rows) == (kinds * (1 + (tight.sim.points.ep > 1))).sum()
+    split = dict(tight.strategy(rows[points:][(tp > 1).sum()]).choices)
+    assert split[RESIDUAL] == 1 and split["layers/attn_norm"] == 1
+    assert any(tight.strategy(row).exchange for row in rows[-3:])
     sharded = dict(tight.strategy(rows[points:][tp[tp > 1] == 8][0]).choices)
     assert sharded[RESIDUAL] == 0 and sharded["layers/attn_norm"] == 0
     assert sharded["layers/q"] == 0 and sharded["layers/o"] == 1

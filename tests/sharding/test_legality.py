@@ -1,5 +1,9 @@
-from autoshard.sharding import Degrees, degree_reasons, strategy_reasons
-from autoshard.sharding.strategy import RESIDUAL, Strategy
+from dataclasses import replace
+
+import pytest
+
+from autoshard.sharding import DISPATCH, RESIDUAL, Degrees, Strategy, degree_reasons, strategy_reasons
+from autoshard.sharding.space import split_tokens_reason
 from tests.graphs import GraphMaker
 
 
@@ -28,6 +32,30 @@ def test_choices_that_are_not_offered_are_named() -> None:
     assert "choice 0 of prologue/embed: vocab 250 does not divide by tp=4" in messages
     assert "choice 0 of epilogue/final_norm: the residual is replicated" in messages
     assert not strategy_reasons(graph, Strategy(degrees=Degrees(tp=4, etp=4), choices=((RESIDUAL, 0),)))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "key", "choice", "why"),
+    [
+        (Degrees(tp=4, etp=4), DISPATCH, 0, "same as gathered at ep=1"),
+        (Degrees(), RESIDUAL, 1, "same as replicated at tp=1"),
+        (Degrees(pp=2, tp=2, etp=2), RESIDUAL, 1, "tokens stay whole between pp=2 stages"),
+        (Degrees(tp=2, etp=2), RESIDUAL, 2, "there is no such choice"),
+    ],
+)
+def test_choices_of_the_model_that_are_not_offered_are_named(degrees: Degrees, key: str, choice: int, why: str) -> None:
+    (reason,) = strategy_reasons(GraphMaker().graph("mm"), Strategy(degrees=degrees, choices=((key, choice),)))
+    assert reason.message == f"choice {choice} of {key}: {why}"
+
+
+def test_tokens_are_split_only_where_norms_stand_before_everything() -> None:
+    graph = GraphMaker().graph("m")
+    assert split_tokens_reason(graph) is None
+    ops = tuple(replace(op, inputs=("input",)) if op.name == "q" else op for op in graph.blocks[0].ops)
+    bare = replace(graph, blocks=(replace(graph.blocks[0], ops=ops),))
+    assert split_tokens_reason(bare) == "layers/q reads it without a norm in between"
+    flat = replace(graph, blocks=(replace(graph.blocks[0], instances=("model.layers.0.mlp",)),))
+    assert split_tokens_reason(flat) == "the experts of layers have no module around them"
 
 
 def test_an_unknown_op_is_named() -> None:

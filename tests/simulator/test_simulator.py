@@ -9,7 +9,7 @@ from autoshard.cost import collective_s, experts_touched, gemm_s, grouped_gemm_s
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import parse_cluster
 from autoshard.sharding.patterns import PATTERNS
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.simulator import Simulator, partition, terms
 from autoshard.simulator.memory import WORKSPACE_BYTES
 from autoshard.simulator.points import divisors, make_points, ranks_in_node, sequence_grid
@@ -184,20 +184,21 @@ def test_every_linear_keeps_three_choices_at_legal_degrees() -> None:
     sim = Simulator(mixtral_like(), parse_cluster("H100x8"), Workload(), fixed={"tp": 4, "dp": 2, "ep": 2, "etp": 4})
     counts = {v.key: int(v.legal[0].sum()) for v in sim.variables}
     assert counts == {
-        RESIDUAL: 2,
+        RESIDUAL: 3,
+        DISPATCH: 2,
         "prologue/embed": 3,
-        "layers/attn_norm": 2,
+        "layers/attn_norm": 3,
         "layers/q": 3,
         "layers/k": 3,
         "layers/v": 3,
         "layers/attention": 2,
         "layers/o": 3,
-        "layers/ffn_norm": 2,
+        "layers/ffn_norm": 3,
         "layers/router": 3,
         "layers/experts_up": 3,
         "layers/experts_act": 2,
         "layers/experts_down": 3,
-        "epilogue/final_norm": 2,
+        "epilogue/final_norm": 3,
         "epilogue/head": 3,
     }
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 from autoshard.ir import OpGraph
-from autoshard.sharding import RESIDUAL, Strategy, mesh_of, strategy_reasons
-from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
+from autoshard.sharding import Strategy, mesh_of, strategy_reasons
+from autoshard.sharding.legality import axis_sizes, choice_key, model_choices, option_illegal
 from autoshard.sharding.space import free_ops, options
 from autoshard.validate.cases import legal_degrees
 
@@ -15,10 +15,10 @@ def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iter
     points = list(legal_degrees(graph, nproc))
     while count:
         degrees = rng.choice(points)
-        residual = rng.choice((None, 0)) if degrees.tp > 1 else None
-        chosen = {RESIDUAL: residual}
-        layout = Strategy(degrees=degrees, choices=((RESIDUAL, residual),)).residual
         sizes = axis_sizes(mesh_of(graph, degrees))
+        offered = model_choices(graph, sizes)
+        chosen = {key: rng.choice([c for c, why in o.items() if why is None]) for key, o in offered.items()}
+        layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
         for block in graph.components():
             for op in free_ops(block):
                 legal = [o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None]

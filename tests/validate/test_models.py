@@ -30,6 +30,10 @@ def job(model: str, cases: list[Case], dtype: str = "float64") -> ModelJob:
     )
 
 
+def is_variant(name: str) -> bool:
+    return "split_tokens" in name or "all_to_all" in name
+
+
 def run(jobs: list[ModelJob], *, simulated: bool, nproc: int = NPROC) -> list[ValidationReport]:
     reports = validate(jobs, nproc=nproc, simulated=simulated, timeout_s=300 + 30 * COUNT)
     failed = [f"{r.name} {r.dtype} {r.degrees}: {r.difference}" for r in reports if not r.passed]
@@ -69,6 +73,15 @@ def test_uneven_stages() -> None:
     # 4 sequences, 2 microbatches of 2: the prompt of 6 tokens is handed over as 2 x 6 x 64 x 8 = 6144 bytes, twice
     sent = [t for t in reports[0].observed if t.kind == "send_recv" and t.step == 0]
     assert [(t.stage, t.axis, t.num_bytes, t.count) for t in sent] == [(0, "pp", 6144, 2)]
+
+
+@pytest.mark.timeout(900)
+def test_fewer_tokens_than_ranks() -> None:
+    """One sequence: 5 tokens, then 1, on 4 ranks. Shares are uneven, and most ranks have none."""
+    few = [c for c in default_cases(graph_of("mixtral"), NPROC) if c.strategy.degrees.group == NPROC]
+    few = [c for c in few if c.strategy.degrees.dp == 1 and is_variant(c.name) and "megatron" in c.name]
+    reports = run([job("mixtral", few).model_copy(update={"sequences": 1, "lengths": (5, 1)})], simulated=True)
+    assert {r.name.rpartition("/")[2] for r in reports} == {"split_tokens", "all_to_all"}
 
 
 @pytest.mark.timeout(900)

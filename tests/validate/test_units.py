@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autoshard.sharding import Degrees, strategy_reasons
+from autoshard.sharding import Degrees, mesh_of, strategy_reasons
+from autoshard.sharding.legality import axis_sizes
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.validate import default_cases, lift_float32, plan_case, scale_degrees
 from autoshard.validate.expectation import axis_ranks, expect
 from autoshard.validate.report import ValidationReport
+from autoshard.validate.routed import experts_modules, routed_traffic, rows_of_rank
 from tests.graphs import GraphMaker
 from tests.validate.sources import graph_of
 
@@ -126,3 +128,30 @@ def test_a_router_in_a_dtype_of_its_own_keeps_it() -> None:
         expect(g, strategy, sequences=2, lengths=(4,), dtype="float64").parameter_bytes for g in (graph, own)
     )
     assert plain - kept == 8 * 64 * 4
+
+
+def test_rows_of_exchanged_tokens_by_hand() -> None:
+    # 6 tokens of 2 dp ranks, top-2 of 8 experts. tp 2, ep 4 (two experts each): shares of 2 and 1 tokens a dp rank.
+    chosen = [[0, 7], [0, 1], [2, 3], [6, 7], [7, 0], [5, 4]]
+    graph, d = graph_of("mixtral"), Degrees(dp=2, tp=2, ep=4, batch=2)
+    sizes = axis_sizes(mesh_of(graph, d))
+    found = [rows_of_rank(chosen, 8, d, sizes, rank) for rank in range(4)]
+    # experts 0 1 are chosen 4 times, 2 3 twice, 4 5 twice, 6 7 four times: 12 in all
+    assert found == [(4, 4), (2, 2), (4, 2), (2, 4)]
+    # ep 2 over dp 4 (etp 2 = two dp ranks): 8 tokens, each rank exchanges those of two dp ranks
+    d = Degrees(dp=4, ep=2, etp=2, batch=4)
+    sizes = axis_sizes(mesh_of(graph, d))
+    found = [rows_of_rank([*chosen, [0, 1], [0, 1]], 8, d, sizes, rank) for rank in range(4)]
+    assert found == [(8, 10), (8, 10), (8, 6), (8, 6)]
+
+
+def test_routed_traffic_by_hand() -> None:
+    """Two layers that choose differently: what arrives at rank 0 differs, what it sends does not."""
+    graph, d = graph_of("mixtral"), Degrees(tp=4, ep=4)
+    strategy = pattern_strategy(graph, d, "megatron", dispatch=0)
+    first, second = [[0, 1]] * 4, [[6, 7]] * 4
+    routing = [dict(zip(experts_modules(graph), (first, second), strict=True))]
+    found = routed_traffic(graph, strategy, routing, sequences=4, lengths=(1,), dtype="float32", rank=0)
+    # one token of 2 rows, 64 * 4 bytes each, is listed both ways; all 8 rows or none arrive
+    assert set(found) == {(0, "all_to_all", "ep", 512)}
+    assert found[0, "all_to_all", "ep", 512] == {(512, 2048): 1, (2048, 512): 1, (512, 0): 1, (0, 512): 1}

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from autoshard.cli import numbers
 
-_SHORT = {"replicated": "R", "sharded": "S", "partial": "P"}
+_SHORT = {"replicated": "R", "sharded": "S", "partial": "P", "tokens": "T"}
 _STYLE: Mapping[int | None, str] = {0: "cyan", 1: "magenta", None: "dim"}
 
 LEGEND = Text(
     "choice: 0 shards the output, 1 what is contracted, - replicates.  layout: needs → yields ⇒ delivered"
-    " (R whole, S sharded, P partial sums)",
+    " (R whole, S sharded, P partial sums, T tokens split)",
     style="dim",
 )
 

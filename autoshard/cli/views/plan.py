@@ -13,6 +13,8 @@ from autoshard.cli.views.blocks import LEGEND, block_tables, excluded
 from autoshard.cli.views.prediction import grid, memory, rates, time_bars
 from autoshard.simulator.simulator import DEFAULT_ENGINE
 
+_RESIDUAL = {None: "replicated", 0: "hidden dim sharded", 1: "tokens split (sequence parallel)"}
+
 
 def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The whole plan: what for, degrees, ops, prediction, search, alternatives."""
@@ -80,8 +82,10 @@ def _header(data: Mapping[str, Any]) -> RenderableType:
         table.add_row("stages", ", ".join(f"{count} of {layers} layers" for layers, count in runs))
         sent = numbers.num_bytes(data["handovers"][0]["num_bytes"])
         table.add_row("", f"a rank hands {sent} of every microbatch to the next stage")
-    residual = "sharded over tp" if data["choices"].get("model/residual") == 0 else "replicated over tp"
-    table.add_row("residual", residual)
+    table.add_row("residual", f"{_RESIDUAL[data['choices'].get('model/residual')]} over tp")
+    if degrees["ep"] > 1:
+        exchanged = data["choices"].get("model/dispatch") == 0
+        table.add_row("dispatch", "tokens go to their experts by all_to_all" if exchanged else "tokens are gathered")
     return table
 
 

@@ -1,13 +1,13 @@
-"""A norm: 0 keeps the feature dim sharded, none replicates.
+"""A norm: 0 keeps the feature dim sharded, 1 the tokens of the residual, none replicates.
 
 A row that lies on several ranks needs the mean (and the mean of squares for LayerNorm) over them: one small
 all_reduce of ``num_statistics`` numbers a row, in at least float32. Per-head q/k norms, and norms of a mixer that stay
-within its heads, have whole rows on a rank. Norms of a low-rank latent run replicated: their input is needed whole
-anyway.
+within its heads, have whole rows on a rank, as rows of split tokens are. Norms of a low-rank latent run replicated:
+their input is needed whole anyway.
 """
 
 from autoshard.ir import Norm
-from autoshard.sharding.layout import R, S, Step, TensorAxes
+from autoshard.sharding.layout import R, S, Step, T, TensorAxes
 from autoshard.sharding.option import Option, ParamSharding, by_heads
 
 
@@ -23,6 +23,7 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
         return (Option(choice=0, needs=(S,), yields=S, params=params, divides=divides, split_out=axis), whole)
     whole_row = op.group == op.width.size
     statistics = Step(kind="all_reduce", axis=axis, rows="local", width=0, statistics=op.num_statistics)
+    whole_tokens = Option(choice=1, needs=(T,), yields=T, params=tuple(() for _ in op.params), split_out=axes.full)
     return (
         Option(
             choice=0,
@@ -33,5 +34,6 @@ def options(op: Norm, axes: TensorAxes) -> tuple[Option, ...]:
             divides=((op.width.size // (1 if whole_row else op.group), axis, op.width.name),),
             split_out=axis,
         ),
+        *((whole_tokens,) if op.follows is None else ()),
         whole,
     )
