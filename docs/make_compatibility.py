@@ -178,7 +178,9 @@ def kv_cell(source: ModelSource, graph: OpGraph) -> tuple[ModelSource, OpGraph, 
     cores = [op for _, op in graph.all_ops() if isinstance(op, Attention)]
     if not cores:
         return source, graph, Cell(reason="latent attention has no kv heads")
-    small = source.reduced(tp=NPROC, ep=NPROC, etp=NPROC, nproc=NPROC, plan_tp=4096)
+    sizes = {**getattr(source, "kwargs", {}), **getattr(source, "config", {})}
+    twice = 2 * int(sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
+    small = source.reduced(tp=NPROC, ep=NPROC, etp=NPROC, nproc=NPROC, plan_tp=max(twice, NPROC))
     traced = trace_source(small)
     found = next(op for _, op in traced.all_ops() if isinstance(op, Attention))
     if found.kv_heads.size >= NPROC or found.heads.size == found.kv_heads.size:

@@ -44,6 +44,7 @@ def test_a_plan_has_a_prediction_beside_every_time(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     small = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     small |= {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8, "vocab_size": 256}
+    small |= {"num_experts_per_tok": 2}
     config.write_text(json.dumps({**small, "architectures": ["MixtralForCausalLM"]}))
     plan = autoshard(str(config), "H100x4", search="exact", fix="tp=4,pp=1,ep=1,batch=4")
     tier = op_times(plan, plan.strategy, "cpu")
