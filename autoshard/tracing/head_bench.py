@@ -184,6 +184,14 @@ def divide_count(module: nn.Module, path: str, n: int) -> None:
 class _Stub(nn.Module):
     """In place of a linear: notes its input and returns (the share of) a random output."""
 
+    bench: Bench
+    cut: Cut | None
+    found: Exits
+    session: int
+    times: dict[str, int]
+    source: Tensor
+    name: str
+
     def __init__(self, bench: Bench, linear: nn.Linear, cut: Cut | None, found: Exits) -> None:
         super().__init__()
         self.__dict__["bench"] = bench  # not to be copied
