@@ -185,6 +185,12 @@ class _Stub(nn.Module):
     """In place of a linear: notes its input and returns (the share of) a random output."""
 
     bench: Bench
+    cut: Cut | None
+    found: Exits
+    session: int
+    times: dict[str, int]
+    source: Tensor
+    name: str
 
     def __init__(self, bench: Bench, linear: nn.Linear, cut: Cut | None, found: Exits) -> None:
         super().__init__()

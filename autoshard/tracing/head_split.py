@@ -29,7 +29,7 @@ from autoshard.tracing.head_bench import Bench, Cut, Exits, share
 _TOLERANCE = 1e-3
 """Relative difference between a share and its part of the whole; both are float32, a wrong split is off by order 1."""
 _MOST_TRIALS = 64
-_NOT_COUNTS = ("idx", "index", "id", "kernel_size", "groups_norm")
+_NOT_COUNTS = ("idx", "index", "id", "kernel_size")
 """Ends of attribute names that never count heads; they only shorten the search."""
 
 
@@ -93,8 +93,7 @@ class _Experiment:
         n = next((n for n in (2, 3) if all(w % n == 0 for w in widths)), None)
         if n is None:
             raise NotSplit(f"its widths {widths} are odd")
-        first, second = (self._needed(lambda w, i=i: range(i * w // n, (i + 1) * w // n)) for i in (0, 1))
-        last = second if n == 2 else self._needed(lambda w: range(w // n, w))
+        first, last = self._needed(_piece(0, n)), self._needed(_piece(1, n, n))
         parts = {key: _parts(first[key], last[key], n, key[1]) for key in first}
         entries = {name: p[1] for (kind, name), p in parts.items() if kind == "entry" and p is not None}
         parameters = {name: p for (kind, name), p in parts.items() if kind == "parameter" and p is not None}
@@ -111,12 +110,12 @@ class _Experiment:
                 )
         raise NotSplit("its forward does not work on a share of its heads")
 
-    def _needed(self, wanted: "object") -> dict[tuple[str, str], Tensor]:
+    def _needed(self, wanted: Callable[[int], range]) -> dict[tuple[str, str], Tensor]:
         """Per entry and parameter, where the gradient of the exits' features ``wanted(width)`` is not zero."""
         random = torch.Generator().manual_seed(2)
         total = torch.zeros(())
         for x in self.ends.values():
-            features = list(wanted(x.shape[-1]))  # type: ignore[operator]
+            features = list(wanted(x.shape[-1]))
             total = total + (x[..., features] * torch.randn(x[..., features].shape, generator=random)).sum()
         leaves = {("entry", key): t for key, t in self.exits.entries.items()}
         named = {("parameter", name): p for name, p in self.exits.parameters.items()}
@@ -185,6 +184,12 @@ class _Experiment:
             if (have - want).abs().max() > _TOLERANCE * want.abs().max():
                 return False
         return True
+
+
+def _piece(first: int, n: int, last: int | None = None) -> Callable[[int], range]:
+    """Pieces ``first`` up to ``last`` (one piece without it) of n pieces of a width."""
+    end = first + 1 if last is None else last
+    return lambda width: range(first * width // n, end * width // n)
 
 
 def _depends(x: Tensor, entries: list[Tensor]) -> bool:
