@@ -3,8 +3,8 @@
 The reference runs experts one by one and attention over the full square: the counter misses grouped GEMMs and CPU SDPA.
 Llama-4's code runs every expert on every token, which no engine does: its experts are compared as contractions of all.
 Recurrent mixers are compared in full over a prompt of the traced length (projections, convolution, and every product
-of matrices of the chunked scan). In a decode step their code is another, which the graph does not hold: a recurrence
-of one token, of which the counter sees the products written as matrices. That is said by hand below.
+of matrices of the chunked scan). In a decode step their code is another, which the graph does not hold: a recurrence of
+one token, of which the counter sees the products written as matrices. That is said by hand below.
 """
 
 import math
