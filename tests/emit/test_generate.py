@@ -52,4 +52,4 @@ def test_tokens_are_those_of_the_unsharded_model(ranks: list[dict[str, Any]], fa
 def test_torchs_own_schedule_runs_the_stages(ranks: list[dict[str, Any]], family: str) -> None:
     for point in ("pp2_x_tp", "pp2_x_dp"):
         errors = [rank[family][f"{point} ScheduleGPipe"] for rank in ranks]
-        assert max(errors) < 1e-5 and min(errors[2:]) > 0, errors
+        assert errors[:2] == [None, None] and all(e < 1e-5 for e in errors[2:]), errors
