@@ -67,7 +67,9 @@ def latencies(
     return found["tpot"], found["ttft"]
 
 
-def over_limits(simulator: Simulator, point: int, dims: tuple[int, ...], step_s: float) -> list[tuple[str, float, float]]:
+def over_limits(
+    simulator: Simulator, point: int, dims: tuple[int, ...], step_s: float
+) -> list[tuple[str, float, float]]:
     """Limits that a strategy breaks: name, seconds, limit in seconds."""
     tpot, ttft = latencies(simulator, point, dims, step_s)
     pairs = (("TPOT", tpot, simulator.workload.tpot_s), ("TTFT", ttft, simulator.workload.ttft_s))

@@ -153,4 +153,3 @@ class Kernels:
         word, dtype = self._cache
         rest = f"bfloat16/{word}" if kind == "attention_prefill" else word
         return self._law(kind, rest, dtype), dtype_bytes(self.kv_dtype)
-

@@ -247,9 +247,7 @@ def _check_pins(fixed: Mapping[str, int], cluster: Cluster) -> None:
         raise InvalidInputError(f"{pins} needs {needed} devices; the cluster {cluster.name} has {cluster.num_devices}")
 
 
-def _batches(
-    g: StageGroup, fixed: Mapping[str, int], replicas: int, concurrency: int | None
-) -> list[tuple[int, int]]:
+def _batches(g: StageGroup, fixed: Mapping[str, int], replicas: int, concurrency: int | None) -> list[tuple[int, int]]:
     if concurrency is not None:
         each = -(-concurrency // (replicas * g.dp))
         microbatches = min(g.pp, each)
@@ -271,7 +269,7 @@ def top_k_of(graph: OpGraph) -> int:
 def points_at(
     graph: OpGraph, cluster: Cluster, layouts: Sequence[tuple[int, int, int]], sequences: Sequence[float]
 ) -> Points:
-    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank, which need not be whole, one replica each."""
+    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank (not always whole), one replica each."""
     groups = [_stage_group(graph, cluster, 1, dp, tp, ep, {}) for dp, tp, ep in layouts]
     ones = np.ones(len(groups), dtype=np.int64)
     return Points(

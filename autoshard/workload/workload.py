@@ -3,8 +3,8 @@
 - ``decode``: every sequence makes one token a step with ``context`` tokens in its KV cache.
 - ``prefill``: every sequence is a prompt of ``isl`` (or ``context``) tokens; under the causal mask a token sees half of
   the prompt on average.
-- ``serve``: both at once, at steady state. Every request has a prompt of ``isl`` tokens and makes ``osl`` tokens; as one
-  ends the next begins, so that the number in flight (``concurrency`` over the whole cluster, or what a search finds
+- ``serve``: both at once, at steady state. Every request has a prompt of ``isl`` tokens and makes ``osl`` tokens; as
+  one ends the next begins, so that the number in flight (``concurrency`` over the whole cluster, or what a search finds
   best) stays. Prompts are worked off in chunks between decode steps. Decode steps see ``isl + osl / 2`` tokens on
   average, memory must hold ``isl + osl`` of every sequence.
 """

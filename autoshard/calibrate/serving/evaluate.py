@@ -68,7 +68,9 @@ def evaluate_serving(
     return found
 
 
-def _by_model(values: Callable[[Constants, Passes], FloatArray], own: Sequence[Constants], passes: Passes) -> FloatArray:
+def _by_model(
+    values: Callable[[Constants, Passes], FloatArray], own: Sequence[Constants], passes: Passes
+) -> FloatArray:
     """A quantity of every run under its model's constants."""
     found = np.zeros(len(own))
     for constants in dict.fromkeys(own):

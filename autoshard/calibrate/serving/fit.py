@@ -96,7 +96,12 @@ def fit_constants(
 
 
 def fit_rows(
-    passes: Passes, tpot_s: FloatArray, ttft_s: FloatArray, groups: Sequence[tuple[str, str]], rows: BoolArray, form: str
+    passes: Passes,
+    tpot_s: FloatArray,
+    ttft_s: FloatArray,
+    groups: Sequence[tuple[str, str]],
+    rows: BoolArray,
+    form: str,
 ) -> Constants:
     """`fit_constants` on some of the rows."""
     picked = [g for g, use in zip(groups, rows, strict=True) if use]

@@ -1,4 +1,4 @@
-"""The two passes of measured runs, priced by the simulator's own tables: a decode step and the passes over one prompt."""
+"""The passes of measured runs, priced by the simulator's own tables: a decode step, and those over one prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

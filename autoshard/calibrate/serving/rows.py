@@ -1,7 +1,7 @@
 """Rows of a table of serving runs: which model on what, in which layout, at which concurrency, and what was measured.
 
-What a table leaves unsaid follows from rules: lengths noted as drawn from 0.8 to 1.0 of nominal count 0.9 of it; weights
-without a label are as published, in 16 bits; ``fp8`` is block-quantised in models with routed experts and per tensor in
+What a table leaves unsaid follows from rules: lengths noted as drawn from 0.8 to 1.0 of nominal count 0.9 of it;
+weights without a label are as published, in 16 bits; ``fp8`` is block-quantised in models with routed experts and per tensor in
 dense ones; ``fp4`` is mxfp4 experts and 16-bit rest; TensorRT-LLM keeps the cache of 8-bit models in 8 bits.
 """
 
@@ -122,7 +122,9 @@ def read_runs(table: Table) -> Runs:
         tp, dp = int(numbers["tp_size"][i]), int(numbers["attention_dp_size"][i])
         ep = int(splits["moe_ep_size"][i])
         if (tp * dp) % ep:
-            raise InvalidInputError(f"{where}: moe_ep_size={ep} does not divide tp_size x attention_dp_size = {tp * dp}")
+            raise InvalidInputError(
+                f"{where}: moe_ep_size={ep} does not divide tp_size x attention_dp_size = {tp * dp}"
+            )
         found.append(
             Run(
                 line=i + 2,
