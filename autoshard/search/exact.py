@@ -7,9 +7,10 @@ in memory the bound is reached. The other points are opened best bound first, wi
 Choices are tied over the repeats of a block.
 
 Exact for one phase: throughput falls with the step's time alone, so the fastest choices that fit are the best of a
-point, and a limit on the step is met by them if by any. Mixed serving limits TPOT and TTFT besides the objective: points
-where either alone cannot be met are dropped with proof, but where the fastest choices break a limit and others keep
-it, the throughput of the fastest is only a bound. ``bound`` is then above ``tokens_per_s``; equal, the optimum is proven.
+point, and a limit on the step is met by them if by any. Mixed serving limits TPOT and TTFT besides the objective:
+points where either alone cannot be met are dropped with proof, but where the fastest choices break a limit and others
+keep it, the throughput of the fastest is only a bound. ``bound`` is then above ``tokens_per_s``; where they are equal
+the optimum is proven.
 """
 
 import itertools
