@@ -96,7 +96,7 @@ def smallest_cluster(
     if workload.concurrency is not None:
         raise InvalidInputError(f"concurrency={workload.concurrency} and a rate exclude each other: leave one open")
     node = device.devices_per_node
-    sizes = [*range(1, node + 1), *range(2 * node, largest_replica + 1, node)]
+    sizes = [*range(1, min(node, largest_replica) + 1), *range(2 * node, largest_replica + 1, node)]
     tried: list[dict[str, Any]] = []
     best: tuple[int, int, Simulator, ExactResult] | None = None
     why = ""

@@ -9,9 +9,8 @@ seconds of a decode step of all of them (kernels, collectives, host) and ``P`` t
 
 While a request makes its ``osl`` tokens each of the other ``n - 1`` brings one prompt, which holds its steps up
 (``interference``). Its own prompt takes ``prompt_passes`` times the bare kernels (eager launches, chunks that wait for
-a
-step, tokenising) and waits for a share ``queue_share`` of the others'. On pp stages a request crosses all, others block
-one. Both are linear in ``D`` and ``P``, so serving costs stay sums over fused ops.
+a step, tokenising) and waits for a share ``queue_share`` of the others'. On pp stages a request crosses all, others
+block one. Both are linear in ``D`` and ``P``, so serving costs stay sums over fused ops.
 """
 
 from dataclasses import dataclass

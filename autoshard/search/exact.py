@@ -8,9 +8,9 @@ Choices are tied over the repeats of a block.
 
 Exact for one phase: throughput falls with the step's time alone, so the fastest choices that fit are the best of a
 point, and a limit on the step is met by them if by any. Mixed serving limits TPOT and TTFT besides the objective:
-points
-where either alone cannot be met are dropped with proof, but where the fastest choices break a limit and others keep it,
-the throughput of the fastest is only a bound. ``bound`` is then above ``tokens_per_s``; equal, the optimum is proven.
+points where either alone cannot be met are dropped with proof, but where the fastest choices break a limit and others
+keep it, the throughput of the fastest is only a bound. ``bound`` is then above ``tokens_per_s``; where they are equal
+the optimum is proven.
 """
 
 import itertools
@@ -38,9 +38,8 @@ class ExactResult:
     """The optimum: its point and options (None when nothing is feasible), throughput in tokens/s of the cluster.
 
     ``bound`` is what no strategy exceeds: ``tokens_per_s`` where that is proven. ``values`` is the best throughput of
-    every point that was settled; what is found of the others is a lower bound, 0
-    where they were not opened. ``best_points`` are the points asked for, proven, best first. ``points_opened`` counts
-    those that needed labels.
+    every point that was settled; what is found of the others is a lower bound, 0 where they were not opened.
+    ``best_points`` are the points asked for, proven, best first. ``points_opened`` counts those that needed labels.
     """
 
     point: int | None

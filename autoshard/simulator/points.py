@@ -269,7 +269,7 @@ def top_k_of(graph: OpGraph) -> int:
 def points_at(
     graph: OpGraph, cluster: Cluster, layouts: Sequence[tuple[int, int, int]], sequences: Sequence[float]
 ) -> Points:
-    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank (need not be whole), one replica each."""
+    """Points on one stage at given (dp, tp, ep) and sequences of a dp rank (not always whole), one replica each."""
     groups = [_stage_group(graph, cluster, 1, dp, tp, ep, {}) for dp, tp, ep in layouts]
     ones = np.ones(len(groups), dtype=np.int64)
     return Points(

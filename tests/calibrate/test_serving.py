@@ -1,5 +1,4 @@
-"""Serving runs against the law: rules for what a table leaves unsaid, fits on rows made by hand, choices under
-limits."""
+"""Serving runs against the law: what a table leaves unsaid, fits on rows made by hand, choices under limits."""
 
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from autoshard.calibrate.serving.choice import choices_under_limits
 from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
 from autoshard.calibrate.serving.passes import TERMS, Passes
 from autoshard.calibrate.serving.rows import COLUMNS, Run, catalogue_name, read_runs
-from autoshard.calibrate.tables import Table
+from autoshard.calibrate.tables import Table, read_table
 from autoshard.errors import InvalidInputError
 from tests.graphs import GraphMaker
 
@@ -142,5 +141,8 @@ def test_the_whole_evaluation_on_a_small_model() -> None:
     assert set(part["terms"]) == {*TERMS, "host", "prompts", "kernels alone"}
 
 
-def test_columns_are_what_a_table_must_have(tmp_path: Path) -> None:
-    assert set(COLUMNS) == set(ROW)
+def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(c for c in ROW if c != "concurrency") + "\n" + ",".join(["1"] * (len(ROW) - 1)) + "\n")
+    with pytest.raises(InvalidInputError, match="lacks column 'concurrency'"):
+        read_table(path, COLUMNS)

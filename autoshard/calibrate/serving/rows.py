@@ -1,9 +1,8 @@
 """Rows of a table of serving runs: which model on what, in which layout, at which concurrency, and what was measured.
 
 What a table leaves unsaid follows from rules: lengths noted as drawn from 0.8 to 1.0 of nominal count 0.9 of it;
-weights
-without a label are as published, in 16 bits; ``fp8`` is block-quantised in models with routed experts and per tensor in
-dense ones; ``fp4`` is mxfp4 experts and 16-bit rest; TensorRT-LLM keeps the cache of 8-bit models in 8 bits.
+weights without a label are as published, in 16 bits; ``fp8`` is block-quantised in models with routed experts and per
+tensor in dense ones; ``fp4`` is mxfp4 experts and 16-bit rest; TensorRT-LLM keeps the cache of 8-bit models in 8 bits.
 """
 
 import re
