@@ -151,7 +151,7 @@ def _like(value: Any, default: float | str, name: str) -> float | str:
         raise InvalidInputError(f"option {name}={value} must be a number") from None
     most = 1.0 if name == "fraction" else 1e9
     if not 0 <= number <= most:
-        raise InvalidInputError(f"option {name}={value} must be from 0 to {most:,g}")
+        raise InvalidInputError(f"option {name}={value} must be from 0 to {most:,.0f}")
     return number
 
 
