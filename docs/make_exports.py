@@ -100,21 +100,26 @@ def rows(model: str, legend: Legend) -> list[str]:
     return found
 
 
-def main() -> None:
-    """Make the table."""
-    legend = Legend()
-    lines = []
-    for model in sys.argv[1:] or [e.name for e in entries()]:
-        try:
-            lines += rows(model, legend)
-        except AutoshardError as error:
-            lines.append(f"| {model} | all | cannot be planned: {error} | | | | | | | |")
+def write(lines: list[str], legend: Legend) -> None:
+    """The page, from the rows so far."""
     versions = "\n".join(f"- `{name}`: written for {t.version}" for name, t in TARGETS.items())
     columns = "model | cluster | plan | tokens/s/GPU | vllm | sglang | trtllm | megatron | transformers | dtensor"
     table = f"| {columns} |\n|{'---|' * 10}\n" + "\n".join(lines)
     why = "\n".join(f"{n}. {text}" for text, n in legend.numbers.items())
     out = Path(__file__).parent / "exports.md"
     out.write_text(f"{HEAD}{versions}\n\n{table}\n\n## Why not the plan itself\n\n{why}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Make the table, model by model, so that a long run can be watched."""
+    legend = Legend()
+    lines: list[str] = []
+    for model in sys.argv[1:] or [e.name for e in entries()]:
+        try:
+            lines += rows(model, legend)
+        except AutoshardError as error:
+            lines.append(f"| {model} | all | cannot be planned: {error} | | | | | | | |")
+        write(lines, legend)
 
 
 if __name__ == "__main__":
