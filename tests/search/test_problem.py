@@ -70,10 +70,10 @@ def test_megatron_points_are_megatron(tight: ShardingProblem) -> None:
     # Nothing to shard the residual over at tp = 1, tokens stay whole over stages, nothing is exchanged at ep = 1.
     kinds = 1 + (tp > 1) + ((tp > 1) & (tight.sim.points.pp == 1))
     assert len(rows) == (kinds * (1 + (tight.sim.points.ep > 1))).sum()
-    split = dict(tight.strategy(rows[points:][(tp > 1).sum()]).choices)
-    assert split[RESIDUAL] == 1 and split["layers/attn_norm"] == 1
+    by_tokens = dict(tight.strategy(rows[points:][(tp > 1).sum()]).choices)
+    assert by_tokens[RESIDUAL] == 1 and by_tokens["layers/attn_norm"] == 1
     assert any(tight.strategy(row).exchange for row in rows[-3:])
-    sharded = dict(tight.strategy(rows[points:][tp[tp > 1] == 8][0]).choices)
+    sharded = dict(tight.strategy(rows[points:][: (tp > 1).sum()][tp[tp > 1] == 8][0]).choices)
     assert sharded[RESIDUAL] == 0 and sharded["layers/attn_norm"] == 0
     assert sharded["layers/q"] == 0 and sharded["layers/o"] == 1
     assert len(np.unique(rows, axis=0)) == len(rows)
