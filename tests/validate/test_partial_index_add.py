@@ -2,8 +2,9 @@
 
 In torch 2.13 and 2.14 ``out.index_add_(0, index, source)`` of a partial ``source`` into a replicated ``out`` calls the
 result replicated, although nothing ever sums the ranks' parts (2.13 drops them altogether), and raises nothing. The
-out-of-place form is right. Loops over experts, which are combined by exactly this call, are the way to meet it. We never
-hand a DTensor to a module's forward, so that the same loop runs on plain tensors and its sum is one planned all_reduce.
+out-of-place form is right. Loops over experts, which are combined by exactly this call, are the way to meet it. We
+never hand a DTensor to a module's forward, so that the same loop runs on plain tensors and its sum is one planned
+all_reduce.
 """
 
 import inspect
