@@ -13,8 +13,8 @@ from autoshard.validate import Case, ModelJob, ValidationReport, validate
 from tests.validate.strategies import random_strategies
 from tests.validate.sweeps import SWEPT, sweep, swept_source
 
-SIZES = {"mixtral": 729, "qwen3-moe": 729, "olmoe": 729, "gpt_oss": 729, "deepseek_v3": 486, "gpt-moe": 81}
-"""3^4 x 3^2; a latent attention has 3 x 3 x 2 x 3 (its kv_b is not split by what it contracts); a fused one 3^2."""
+SIZES = {"mixtral": 729, "qwen3-moe": 729, "olmoe": 729, "gpt_oss": 729, "deepseek_v3": 486, "gpt-moe": 729}
+"""3^4 x 3^2; a latent attention has 3 x 3 x 2 x 3 (its kv_b is not split by what it contracts)."""
 COUNT = int(os.environ.get("AUTOSHARD_RANDOM_STRATEGIES", "300"))
 SEED = int(os.environ.get("AUTOSHARD_RANDOM_SEED", "4"))
 
