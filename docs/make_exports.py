@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from autoshard.api.build_plan import build_plan
-from autoshard.api.export import legality, nearest_strategy, plan_of
+from autoshard.api.export import judge_of, legality, nearest_strategy, plan_of
 from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.plan import Plan
 from autoshard.api.solve import make_simulator, solve
@@ -57,7 +57,8 @@ class Legend:
 
 def cell(plan: Plan, simulator: Simulator, target: str, legend: Legend) -> str:
     """What one target makes of a plan."""
-    reasons = legality(target, plan.graph, plan.strategy)
+    judge = judge_of(target, plan.graph, parse_cluster(plan.data.cluster.name), plan.data.workload.dtype)
+    reasons = legality(target, plan.graph, plan.strategy, judge)
     try:
         if not reasons:
             TARGETS[target].write(plan.data)

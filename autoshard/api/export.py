@@ -8,6 +8,8 @@ import numpy as np
 from autoshard.api.build_plan import build_plan, degrees_dict
 from autoshard.api.plan import Plan
 from autoshard.api.solve import make_simulator, solve
+from autoshard.api.verdict import make_request
+from autoshard.engines import Judge, engine_names
 from autoshard.errors import AutoshardError, InvalidInputError
 from autoshard.export import TARGETS, Export, Target
 from autoshard.hardware import Cluster, parse_cluster
@@ -15,6 +17,8 @@ from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy
 from autoshard.simulator import Simulator
 
+SCHEMES = {"bfloat16": "bf16", "float16": "bf16", "float8_e4m3fn": "fp8"}
+"""Formats of `autoshard.engines` by the dtype of a workload's weights."""
 MOST_REASONS = 3
 """Reasons given in one refusal."""
 
@@ -48,12 +52,21 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-def legality(target: str, graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
-    """Why an engine would not start with a strategy: what its exporter knows.
+def judge_of(target: str, graph: OpGraph, cluster: Cluster, dtype: str) -> Judge | None:
+    """The rules of ``autoshard check`` for a target; None for one that is no engine with rules of its own."""
+    if target not in engine_names():
+        return None
+    return Judge(make_request(graph, cluster, engine=target, quant=SCHEMES.get(dtype, "bf16")).launch)
 
-    The one place where the rules of ``autoshard check`` join in.
-    """
-    return TARGETS[target].reasons(graph, strategy)
+
+def legality(target: str, graph: OpGraph, strategy: Strategy, judge: Judge | None) -> tuple[str, ...]:
+    """Why a target would not start with a strategy: what cannot be said there, and the rules of ``autoshard check``."""
+    reasons = TARGETS[target].reasons(graph, strategy)
+    if judge is None:
+        return reasons
+    d = strategy.degrees
+    found = judge.findings(pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep, etp=d.etp, replicas=d.replicas)
+    return (*reasons, *(f.message for f in found if f.effect != "note" and f.message not in reasons))
 
 
 def export(
@@ -78,7 +91,10 @@ def export(
             and the predicted loss.
     """
     target = target_of(to)
-    reasons = legality(to, plan.graph, plan.strategy)
+    judge = None
+    if to in engine_names():
+        judge = judge_of(to, plan.graph, _cluster(plan, cluster), plan.data.workload.dtype)
+    reasons = legality(to, plan.graph, plan.strategy, judge)
     if not reasons:
         return Exported(export=target.write(plan.data), plan=plan, nearest=False, loss=0.0)
     progress(f"searching the nearest plan for {to}")
@@ -113,6 +129,7 @@ def _described(found: Nearest, plan: Plan) -> str:
 
 def nearest_strategy(simulator: Simulator, to: str) -> Nearest | None:
     """The best of all feasible degree points at the choices the target makes there; None if there is none."""
+    judge = judge_of(to, simulator.graph, simulator.cluster, simulator.workload.dtype)
     best: tuple[float, int, tuple[int, ...]] | None = None
     points: dict[tuple[int, ...], list[int]] = {}
     p = simulator.points
@@ -121,7 +138,7 @@ def nearest_strategy(simulator: Simulator, to: str) -> Nearest | None:
     for members in points.values():
         degrees = p.degrees(members[0])
         strategy = TARGETS[to].strategy(simulator.graph, degrees)
-        if strategy is None or legality(to, simulator.graph, strategy):
+        if strategy is None or legality(to, simulator.graph, strategy, judge):
             continue
         try:
             chosen = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
