@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from autoshard import autoshard
 from autoshard.calibrate.measure import time_strategy
 from autoshard.sharding import Degrees
@@ -27,6 +29,7 @@ def test_shapes_of_one_rank() -> None:
     assert {t.repeat for t in found if t.block == "layers"} == {2}
 
 
+@pytest.mark.wide
 def test_what_cannot_be_timed_alone_says_so() -> None:
     from autoshard.tracing import resolve, trace_source
     from tests.tracing.families import FAMILIES
@@ -46,7 +49,7 @@ def test_a_plan_has_a_prediction_beside_every_time(tmp_path: Path) -> None:
     small |= {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8, "vocab_size": 256}
     small |= {"num_experts_per_tok": 2}
     config.write_text(json.dumps({**small, "architectures": ["MixtralForCausalLM"]}))
-    plan = autoshard(str(config), "H100x4", search="exact", fix="tp=4,pp=1,ep=1,batch=4")
+    plan = autoshard(str(config), "H100x4", search="exact", fix="tp=4,pp=1,ep=1,batch=4", pin="o=1,experts_down=1")
     tier = op_times(plan, plan.strategy, "cpu")
     assert (tier["device"], tier["predicted_for"]) == ("cpu", "H100")
     assert {"q", "o", "attention", "experts_up"} <= {t["op"] for t in tier["ops"] if t["predicted_s"]}
