@@ -35,7 +35,7 @@ def test_all_gather_undoes_the_cut(
         assert torch.equal(mine, parts[1]) and group is None
         out.copy_(torch.cat(parts))
 
-    monkeypatch.setattr(steps, "_all_gather", network)
+    monkeypatch.setattr(steps, "all_gather_single", network)
     assert torch.equal(steps.all_gather(parts[1], dim, axis(1), packed), whole)
 
 
@@ -50,7 +50,7 @@ def test_reduce_scatter_is_sum_then_cut(
         # every rank has the same partial sum: the sum is three times it
         out.copy_(RANKS * everything.view(RANKS, *out.shape)[2])
 
-    monkeypatch.setattr(steps, "_reduce_scatter", network)
+    monkeypatch.setattr(steps, "reduce_scatter_single", network)
     got = steps.reduce_scatter(partial, dim, axis(2), packed)
     assert torch.equal(got, RANKS * local_part(partial, dim, axis(2), packed))
 

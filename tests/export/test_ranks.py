@@ -42,6 +42,7 @@ def elements_held(plan) -> int:  # type: ignore[no-untyped-def]
     return total
 
 
+@pytest.mark.wide
 def test_one_family_on_two_ranks(tmp_path: Path, plan_of_strategy: MakePlan) -> None:
     model = build("qwen3_moe", num_hidden_layers=1)
     checkpoint = write_checkpoint(model, tmp_path / "checkpoint")

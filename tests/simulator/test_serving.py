@@ -78,10 +78,10 @@ def test_on_stages_others_block_one_and_the_request_crosses_all() -> None:
     steps, prompts = counts @ decode_s, counts @ prompt_s
     # a microbatch of 3 is back after 4 stages; 11 other prompts hold up 200 tokens, on one stage at a time
     slowest = float((4 * steps + law.interference * 11 / 200 * prompts).max())
-    assert float(sim.measure_s(tpot, at, dims)[0]) == pytest.approx(slowest + 4 * float(tpot.send_s[0]))
+    assert float(sim.measure_s(tpot, at, dims)[0]) == pytest.approx(slowest + 4 * float(tpot.send_s[0, 0]))
     first = float(((law.prompt_passes * 4 + law.queue_share * 11) * (steps + prompts)).max())
-    assert float(sim.measure_s(ttft, at, dims)[0]) == pytest.approx(first + 4 * float(ttft.send_s[0]))
-    assert float(tpot.send_s[0]) > 0
+    assert float(sim.measure_s(ttft, at, dims)[0]) == pytest.approx(first + 4 * float(ttft.send_s[0, 0]))
+    assert float(tpot.send_s[0, 0]) > 0
 
 
 def test_merged_products_share_one_launch() -> None:

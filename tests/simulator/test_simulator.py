@@ -250,7 +250,7 @@ def test_the_slowest_hand_over_decides(pp: int, within: bool) -> None:
     sim = Simulator(graph, cluster, Workload(), fixed={"pp": pp, "tp": 2, "dp": 1, "ep": 2, "batch": pp})
     num_bytes = 64 * 2.0
     expected = collective_s("send_recv", num_bytes, 2, 2 if within else 1, cluster.intra, cluster.inter)
-    replicated, sharded = sim.send_s[0]
+    replicated, sharded, _ = sim.send_s[0]
     assert float(replicated) == float(expected)
     half = collective_s("send_recv", num_bytes / 2, 2, 2 if within else 1, cluster.intra, cluster.inter)
     assert float(sharded) == float(half)  # a residual sharded over tp = 2 is handed over as it lies

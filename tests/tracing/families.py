@@ -1,6 +1,10 @@
 """Small configs of many architectures: real classes, sizes chosen here, every kind of layer at least once."""
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
 
 _BASE: dict[str, Any] = {
     "vocab_size": 256,
@@ -153,3 +157,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Configs by model type."""
+
+SLOW = ("deepseek_v4", "jamba", "qwen3_5_moe_text")
+"""Families that take several CPU seconds to trace."""
+
+
+def marked(names: Iterable[str]) -> list[ParameterSet]:
+    """The names in order as test parameters; the slow ones are wide."""
+    return [pytest.param(n, marks=[pytest.mark.wide] if n in SLOW else []) for n in sorted(names)]

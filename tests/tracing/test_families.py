@@ -4,7 +4,7 @@ import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
 from autoshard.tracing import resolve
-from tests.tracing.families import FAMILIES
+from tests.tracing.families import FAMILIES, marked
 
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
 INDEXER = ["indexer_q", "indexer_k", "indexer_k_norm", "indexer_weights", "indexer"]
@@ -18,7 +18,7 @@ def _names(graph, block):
     return [op.name for op in graph.blocks[block].ops]
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", marked(FAMILIES))
 def test_parameters_are_the_models_and_nothing_is_opaque(name, family):
     graph = family(name)
     model = resolve({"model_type": name, **FAMILIES[name]}).build()

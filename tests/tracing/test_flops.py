@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoshard.ir import Attention, ExpertsLinear, Mixer
 from autoshard.tracing import resolve
-from tests.tracing.families import FAMILIES
+from tests.tracing.families import FAMILIES, marked
 
 BATCH, LENGTH = 2, 64
 OWN_CACHE = {"minimax"}
@@ -59,7 +59,7 @@ def _unchosen(graph, name, tokens):
     return sum(n * op.flops(tokens) * (op.experts.size / op.top_k - 1) for n, op in banks)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", marked(FAMILIES))
 def test_flops_equal_a_counter(name, family):
     graph = family(name)
     prompt, step = _counted(name)

@@ -79,7 +79,8 @@ class _Model(nn.Module):
 
 def _found(style):
     with torch.device("meta"):
-        return find_split(_Model(style), "core", frozenset(["qkv"]))
+        model = _Model(style)
+    return find_split(model, "core", frozenset(["qkv"]))
 
 
 def test_a_plain_module_is_told_its_heads_and_width():

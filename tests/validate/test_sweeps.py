@@ -69,7 +69,7 @@ def test_random_strategies_on_real_ranks(name: str) -> None:
     run(name, graph, cases, 4, simulated=False)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.wide)])
 def test_a_sample_of_the_combinations(name: str) -> None:
     """Every 151st: neighbours in the list differ in their last matrices, these in all of them."""
     graph = graph_of(name)

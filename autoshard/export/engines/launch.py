@@ -108,4 +108,9 @@ def notes_of(plan: PlanData) -> tuple[str, ...]:
     mixers = sorted({f"{b.name}/{op.name}" for b, op in plan.graph.all_ops() if isinstance(op, Mixer)})
     if mixers:
         found.append(f"{', '.join(mixers)}: the engine shards its mixers its own way, the plan has them whole")
+    if plan.strategy.exchange:
+        found.append(
+            "the plan sends tokens to their experts by all_to_all: which kernel does is the engine's own setting"
+            " (vLLM --all2all-backend, SGLang --moe-a2a-backend, Megatron --moe-token-dispatcher-type)"
+        )
     return tuple(found)

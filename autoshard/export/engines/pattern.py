@@ -15,7 +15,7 @@ from autoshard.sharding import Choice, Degrees, Strategy, degree_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
 from autoshard.sharding.patterns import PATTERNS, role_of
 from autoshard.sharding.space import free_ops, options
-from autoshard.sharding.strategy import RESIDUAL
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 
 MOST_NAMED = 3
 """Operators named in one reason."""
@@ -37,7 +37,7 @@ class Engine:
 
     def reasons(self, graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
         """Why it cannot run a strategy."""
-        found = [*residual_reasons(strategy), *unknown_choices(graph, strategy)]
+        found = [*residual_reasons(strategy), *unknown_choices(graph, strategy, known=(DISPATCH,))]
         found += [*self.degrees(graph, strategy.degrees), *_rules(graph, strategy.degrees)]
         if found:
             return tuple(found)
@@ -58,7 +58,7 @@ def choices(graph: OpGraph, degrees: Degrees) -> tuple[dict[str, Choice], tuple[
     """The engines' choice of every operator at degrees, and which widths they could not split."""
     sizes = axis_sizes(mesh_of(graph, degrees))
     layout = Strategy(degrees=degrees, choices=()).residual
-    chosen: dict[str, Choice] = {RESIDUAL: None}
+    chosen: dict[str, Choice] = {RESIDUAL: None}  # how tokens reach their experts is the engine's own affair
     broken: list[str] = []
     for block in graph.components():
         for op in free_ops(block):
