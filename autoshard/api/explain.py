@@ -112,7 +112,7 @@ def _at(
     plan: PlanData, cluster: Cluster, degrees: Degrees, choices: Mapping[str, Any]
 ) -> tuple[Simulator, tuple[int, ...]]:
     """A simulator of one degree point, all choices free, and the options that ``choices`` are."""
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees))
+    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), stages=plan.strategy.stages)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
 
@@ -121,7 +121,7 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp")}
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed)
+    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages)
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
         return plan.binding
@@ -133,7 +133,9 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
 def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """Per op: the choice taken and the best rate with each, relative to the best of all at these degrees."""
     free = replace(plan.workload, ttft_ms=None, tpot_ms=None)
-    unlimited = Simulator(plan.graph, simulator.cluster, free, fixed=degrees_dict(plan.degrees))
+    unlimited = Simulator(
+        plan.graph, simulator.cluster, free, fixed=degrees_dict(plan.degrees), stages=plan.strategy.stages
+    )
     values = ExactSearch(unlimited).option_values(0)
     best = max((v for options in values for v in options if v is not None), default=None)
     excluded = {

@@ -127,6 +127,8 @@ class SearchRecord(_Part):
     """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum.
 
     With ``exact_is_bound`` (mixed serving) ``exact_*`` is what no strategy exceeds, reached by none that is known.
+    ``balanced_gain`` is the share by which the plan's stages, balanced after the search, beat the even partition, to
+    which all rates here belong; None where they were not.
     """
 
     algorithm: str
@@ -139,6 +141,7 @@ class SearchRecord(_Part):
     rl_regret: Amount | None
     exact_is_bound: bool = False
     taken_from: Literal["search", "exact"]
+    balanced_gain: Amount | None = None
     num_points: Count
     num_strategies: str
 
