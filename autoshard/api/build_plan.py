@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from autoshard.api.dealing import Dealt, as_solved
 from autoshard.api.solve import NUM_ALTERNATIVES, Solution, degree_kinds
 from autoshard.plan import (
     Alternative,
@@ -105,12 +106,14 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
     return tuple(found) or ("neither memory nor a limit: a larger batch gains nothing here",)
 
 
-def alternatives(solution: Solution) -> tuple[Alternative, ...]:
-    """The best other degrees, each proven at its best batch and choices, relative to the plan."""
+def alternatives(solution: Solution, own: float) -> tuple[Alternative, ...]:
+    """The best other degrees, each proven at its best batch and choices, relative to the plan's ``own`` rate.
+
+    Their stages are those of the search: dealt evenly.
+    """
     if solution.exact is None:
         return ()
     sim, kinds = solution.simulator, degree_kinds(solution.simulator.points)
-    own = _rate(solution)
     found: list[Alternative] = []
     for i in solution.exact.best_points:
         if kinds[i] != kinds[solution.point] and len(found) < NUM_ALTERNATIVES:
@@ -125,12 +128,6 @@ def degrees_dict(d: Any) -> dict[str, int]:
     return {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp", "batch", "replicas")}
 
 
-def _rate(solution: Solution) -> float:
-    sim = solution.simulator
-    e = sim.evaluate(np.array([solution.point]), np.array([solution.dims], dtype=np.int64))
-    return float(e.tokens_per_s[0]) / sim.cluster.num_devices
-
-
 def num_strategies(simulator: Simulator) -> float:
     """Legal strategies over all degree points (choices by their own legality; an upper bound under memory)."""
     total = np.ones(len(simulator.points))
@@ -139,12 +136,16 @@ def num_strategies(simulator: Simulator) -> float:
     return float(total.sum())
 
 
-def build_plan(solution: Solution, source: dict[str, Any] | None) -> PlanData:
-    """The plan of a solution; ``source`` says how to build the model again (None for a live module)."""
-    sim = solution.simulator
+def build_plan(solution: Solution, source: dict[str, Any] | None, dealt: Dealt | None = None) -> PlanData:
+    """The plan of a solution; ``source`` says how to build the model again (None for a live module).
+
+    ``dealt`` is the solution with other stages than it was searched with.
+    """
+    sim, own = solution.simulator, dealt or as_solved(solution)
     graph, cluster = sim.graph, sim.cluster
-    strategy = sim.strategy(solution.point, solution.dims)
-    rate = _rate(solution)
+    strategy = own.simulator.strategy(own.point, own.dims)
+    predicted = predict(own.simulator, own.point, own.dims)
+    rate = predicted.tokens_per_s_per_gpu
     return PlanData(
         versions={
             "autoshard": version("autoshard"),
@@ -173,8 +174,8 @@ def build_plan(solution: Solution, source: dict[str, Any] | None) -> PlanData:
         handovers=planned_handovers(graph, strategy, sim.workload),
         ops=planned_ops(graph, strategy, sim.workload),
         parameters=planned_parameters(graph, strategy),
-        predicted=predict(sim, solution.point, solution.dims),
-        binding=binding(sim, solution.point, solution.dims),
+        predicted=predicted,
+        binding=binding(own.simulator, own.point, own.dims),
         search=SearchRecord(
             algorithm=solution.algorithm,
             seed=solution.seed,
@@ -186,9 +187,10 @@ def build_plan(solution: Solution, source: dict[str, Any] | None) -> PlanData:
             rl_regret=solution.regret(solution.found) if solution.algorithm == "rl" else None,
             exact_is_bound=solution.is_bound,
             taken_from=cast(Any, solution.taken_from),
+            balanced_gain=own.gain,
             num_points=len(sim.points),
             num_strategies=f"{num_strategies(sim):.3g}",
         ),
-        alternatives=alternatives(solution),
+        alternatives=alternatives(solution, rate),
         graph=graph,
     )

@@ -45,6 +45,7 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
             "rl_regret": search.rl_regret,
             "exact_is_bound": search.exact_is_bound,
             "taken_from": search.taken_from,
+            "balanced_gain": search.balanced_gain,
         },
         "space": {
             "degree_points": search.num_points,

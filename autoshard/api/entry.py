@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoshard.api.build_plan import build_plan
+from autoshard.api.dealing import as_solved, deal
 from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.pins import check_degrees, check_stages, parse_fix, parse_pin, parse_stages, pins_for
 from autoshard.api.plan import Plan
@@ -12,6 +13,9 @@ from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster, parse_cluster
 from autoshard.sharding import Choice
 from autoshard.workload import Workload
+
+EVEN = "even"
+"""Instead of stages: as many layers each as can be."""
 
 
 def autoshard(
@@ -43,7 +47,8 @@ def autoshard(
         pin: Choices to hold, by op name (in every block) or ``"<block>/<op>"``: 0 shards the output, 1 what is
             contracted, None replicates; a mapping or ``"q=0,o=1,layers/k=none"``. ``residual`` and
             ``dispatch`` are the model's own.
-        stages: Layers of every pipeline stage, as numbers or ``"20,12"``; without it layers are dealt evenly.
+        stages: Layers of every pipeline stage, as numbers or ``"20,12"``, or ``"even"``. Without it layers are dealt
+            evenly for the search, then by time and bytes where that is faster (`autoshard.api.dealing`).
         polish: Take the proven optimum where it is better than what the search found.
         progress: Is told, in a few words, each step that begins.
 
@@ -56,7 +61,7 @@ def autoshard(
         NoFeasiblePlanError: if nothing fits in memory and meets the limits, with the smallest change that would help.
     """
     fixed, pinned = parse_fix(fix), parse_pin(pin)
-    dealt = parse_stages(stages, fixed)
+    given = parse_stages(None if stages == EVEN else stages, fixed)
     if search not in ALGORITHMS:
         raise InvalidInputError(f"unknown search {search!r}; known are {', '.join(ALGORITHMS)}")
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -64,12 +69,13 @@ def autoshard(
     progress(f"tracing {source.name}")
     graph = graph_of(model, source)
     check_degrees(graph, fixed)
-    check_stages(graph, dealt)
+    check_stages(graph, given)
     progress(f"building the cost tables of {where.name}")
     simulator = make_simulator(
-        graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned), stages=dealt
+        graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned), stages=given
     )
     progress(f"searching {len(simulator.points)} degree points")
     solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
     progress("writing down the plan")
-    return Plan(build_plan(solution, written_source(source)))
+    dealt = as_solved(solution) if stages == EVEN else deal(solution)
+    return Plan(build_plan(solution, written_source(source), dealt))

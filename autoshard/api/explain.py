@@ -16,8 +16,8 @@ import numpy as np
 
 from autoshard.api.build_plan import binding, degrees_dict, predict
 from autoshard.api.describe import legal_choices
-from autoshard.errors import InvalidInputError, PlanMismatchError
-from autoshard.hardware import Cluster, parse_cluster
+from autoshard.api.plan_cluster import cluster_of
+from autoshard.hardware import Cluster
 from autoshard.plan import PlanData, PredictedTerm
 from autoshard.search.exact import ExactSearch
 from autoshard.sharding import Degrees
@@ -79,6 +79,7 @@ def difference(first: PlanData, second: PlanData) -> dict[str, Any]:
         "clusters": [first.cluster.name, second.cluster.name],
         "workload": rows(workload[0], workload[1]),
         "degrees": rows(degrees_dict(first.degrees), degrees_dict(second.degrees)),
+        "stages": [] if first.stages == second.stages else [list(first.stages), list(second.stages)],
         "choices": rows(dict(first.strategy.choices), dict(second.strategy.choices)),
         "tokens_per_s_per_gpu": rates,
         "relative": rates[1] / rates[0] if rates[0] else None,
@@ -88,31 +89,11 @@ def difference(first: PlanData, second: PlanData) -> dict[str, Any]:
     }
 
 
-def cluster_of(plan: PlanData, cluster: Cluster | None) -> Cluster:
-    """The cluster of a plan: the one given, or the one its name means; it must be what the plan was made for."""
-    identity = plan.cluster
-    if cluster is None:
-        try:
-            cluster = parse_cluster(identity.name)
-        except InvalidInputError:
-            raise InvalidInputError(
-                f"the plan was made for {identity.name}, which is no <DEVICE>x<COUNT>: give its file with --cluster"
-            ) from None
-    for name, planned, here in (
-        ("device", identity.device, cluster.device.name),
-        ("num_devices", identity.num_devices, cluster.num_devices),
-        ("devices_per_node", identity.devices_per_node, cluster.devices_per_node),
-    ):
-        if planned != here:
-            raise PlanMismatchError(f"the plan was made for {name} = {planned}, {cluster.name} has {here}")
-    return cluster
-
-
 def _at(
     plan: PlanData, cluster: Cluster, degrees: Degrees, choices: Mapping[str, Any]
 ) -> tuple[Simulator, tuple[int, ...]]:
     """A simulator of one degree point, all choices free, and the options that ``choices`` are."""
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees))
+    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), stages=plan.strategy.stages)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
 
@@ -121,7 +102,7 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp")}
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed)
+    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages)
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
         return plan.binding
@@ -133,7 +114,9 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
 def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """Per op: the choice taken and the best rate with each, relative to the best of all at these degrees."""
     free = replace(plan.workload, ttft_ms=None, tpot_ms=None)
-    unlimited = Simulator(plan.graph, simulator.cluster, free, fixed=degrees_dict(plan.degrees))
+    unlimited = Simulator(
+        plan.graph, simulator.cluster, free, fixed=degrees_dict(plan.degrees), stages=plan.strategy.stages
+    )
     values = ExactSearch(unlimited).option_values(0)
     best = max((v for options in values for v in options if v is not None), default=None)
     excluded = {

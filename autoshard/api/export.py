@@ -1,17 +1,20 @@
 """A plan for another program: its files, or why it cannot be said there and what comes nearest."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoshard.api.build_plan import build_plan, degrees_dict
 from autoshard.api.plan import Plan
+from autoshard.api.plan_cluster import cluster_of
 from autoshard.api.solve import make_simulator, solve
-from autoshard.api.verdict import make_request
+from autoshard.api.verdict import Request, make_request
+from autoshard.api.verdict import judge as find_verdict
 from autoshard.engines import Judge, engine_names
 from autoshard.errors import AutoshardError, InvalidInputError
 from autoshard.export import TARGETS, Export, Target
+from autoshard.export.engines.launch import flag_targets, version_of
 from autoshard.hardware import Cluster, parse_cluster
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy
@@ -56,7 +59,9 @@ def judge_of(target: str, graph: OpGraph, cluster: Cluster, dtype: str) -> Judge
     """The rules of ``autoshard check`` for a target; None for one that is no engine with rules of its own."""
     if target not in engine_names():
         return None
-    return Judge(make_request(graph, cluster, engine=target, quant=SCHEMES.get(dtype, "bf16")).launch)
+    version = version_of(target) if target in flag_targets() else None
+    request = make_request(graph, cluster, engine=target, version=version, quant=SCHEMES.get(dtype, "bf16"))
+    return Judge(request.launch)
 
 
 def legality(target: str, graph: OpGraph, strategy: Strategy, judge: Judge | None) -> tuple[str, ...]:
@@ -96,17 +101,38 @@ def export(
         judge = judge_of(to, plan.graph, _cluster(plan, cluster), plan.data.workload.dtype)
     reasons = legality(to, plan.graph, plan.strategy, judge)
     if not reasons:
-        return Exported(export=target.write(plan.data), plan=plan, nearest=False, loss=0.0)
+        written = with_notes(target.write(plan.data), plan, judge)
+        return Exported(export=written, plan=plan, nearest=False, loss=0.0)
     progress(f"searching the nearest plan for {to}")
     found, why_not = _search(plan, to, cluster)
     if nearest and found is not None:
         other = plan_of(plan, found.strategy, cluster)
-        return Exported(export=target.write(other.data), plan=other, nearest=True, loss=found.loss(plan))
+        written = with_notes(target.write(other.data), other, judge)
+        return Exported(export=written, plan=other, nearest=True, loss=found.loss(plan))
     more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
     raise InvalidInputError(
         f"{target.version} cannot express this plan: {'; '.join(reasons[:MOST_REASONS])}{more}."
         f" {why_not if found is None else _described(found, plan)}"
     )
+
+
+def with_notes(written: Export, plan: Plan, judge: Judge | None) -> Export:
+    """An export with what ``autoshard check`` notes about the plan on that engine: what waits, what does not fit."""
+    if judge is None:
+        return written
+    w, launch = plan.data.workload, judge.launch
+    length = w.prompt_tokens + w.answer_tokens if w.phase == "serve" else w.cached_tokens_per_sequence
+    d = degrees_dict(plan.degrees)
+    request = Request(
+        launch=launch,
+        context=length,
+        kv_dtype=w.kv_dtype,
+        fixed={n: d[n] for n in ("pp", "dp", "tp", "ep", "etp")},
+        batch=plan.degrees.batch,
+    )
+    verdict = find_verdict(request)
+    found = [f.message for f in (*verdict.notes, *verdict.reasons)]
+    return replace(written, notes=(*written.notes, *(n for n in dict.fromkeys(found) if n not in written.notes)))
 
 
 def _search(plan: Plan, to: str, cluster: Cluster | str | None) -> tuple[Nearest | None, str]:
@@ -164,14 +190,5 @@ def plan_of(plan: Plan, strategy: Strategy, cluster: Cluster | str | None) -> Pl
 
 
 def _cluster(plan: Plan, cluster: Cluster | str | None) -> Cluster:
-    """The cluster of a plan, by its name unless it is given.
-
-    Raises:
-        InvalidInputError: when the name is that of a file that was not given, or another cluster was.
-    """
-    where = parse_cluster(cluster or plan.data.cluster.name) if not isinstance(cluster, Cluster) else cluster
-    if where.num_devices != plan.data.cluster.num_devices:
-        raise InvalidInputError(
-            f"the plan was made for {plan.data.cluster.name}, {plan.data.cluster.num_devices} devices, not {where.name}"
-        )
-    return where
+    """The cluster of a plan, by its name unless it is given; it must be the plan's."""
+    return cluster_of(plan.data, parse_cluster(cluster) if isinstance(cluster, str) else cluster)

@@ -67,7 +67,7 @@ def parse_stages(stages: str | Sequence[int] | None, fixed: dict[str, int]) -> t
         return ()
     texts = [t.strip() for t in stages.split(",")] if isinstance(stages, str) else [str(n) for n in stages]
     if not all(t.isdecimal() and int(t) >= 1 for t in texts) or not texts:
-        raise InvalidInputError(f"cannot read stages {stages!r}: layers of every stage, written as 20,12")
+        raise InvalidInputError(f"cannot read stages {stages!r}: layers of every stage, written as 20,12, or even")
     if fixed.setdefault("pp", len(texts)) != len(texts):
         raise InvalidInputError(f"stages {stages!r} are {len(texts)} stages, pp={fixed['pp']} is fixed")
     return tuple(int(t) for t in texts)

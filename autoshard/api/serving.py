@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.api.build_plan import degrees_dict, predict
+from autoshard.api.relax import memory_message
 from autoshard.api.solve import make_simulator, no_plan_message
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.hardware import Cluster
@@ -16,6 +17,9 @@ from autoshard.search.exact import ExactResult, ExactSearch
 from autoshard.sharding import Choice
 from autoshard.simulator import Simulator
 from autoshard.workload import Workload
+
+LARGEST_RATE = 1e12
+"""Tokens/s that may be asked for: beyond all there are."""
 
 
 def frontier(
@@ -91,28 +95,25 @@ def smallest_cluster(
         InvalidInputError: for a rate that is not positive, or a fixed concurrency.
         NoFeasiblePlanError: when no replica fits or keeps the limits.
     """
-    if not 0 < rate < float("inf"):
-        raise InvalidInputError(f"rate={rate:g} must be a positive number of tokens/s")
+    if not 0 < rate <= LARGEST_RATE:
+        raise InvalidInputError(f"rate={rate:g} must be a positive number of tokens/s, {LARGEST_RATE:g} at most")
     if workload.concurrency is not None:
         raise InvalidInputError(f"concurrency={workload.concurrency} and a rate exclude each other: leave one open")
     node = device.devices_per_node
     sizes = [*range(1, min(node, largest_replica) + 1), *range(2 * node, largest_replica + 1, node)]
     tried: list[dict[str, Any]] = []
     best: tuple[int, int, Simulator, ExactResult] | None = None
-    why = ""
+    failed: Simulator | None = None
     for size in sizes:
         if best is not None and size >= best[0]:
             break
         progress(f"replicas of {size}")
         where = replace(device, num_devices=size, name=f"{device.device.name}x{size}")
-        try:
-            simulator = make_simulator(graph, where, workload, fixed={"replicas": 1}, pinned=pinned)
-        except NoFeasiblePlanError as error:
-            why = str(error)
+        simulator = failed = Simulator(graph, where, workload, fixed={"replicas": 1}, pinned=pinned)
+        if not simulator.any_fits:
             continue
         exact = ExactSearch(simulator).run()
         if exact.point is None:
-            why = no_plan_message(simulator)
             continue
         used = int(simulator.points.pp[exact.point] * simulator.points.group[exact.point])
         replicas = math.ceil(rate / exact.tokens_per_s * (1.0 - 1e-12))
@@ -120,6 +121,8 @@ def smallest_cluster(
         if best is None or used * replicas < best[0]:
             best = (used * replicas, replicas, simulator, exact)
     if best is None:
+        assert failed is not None
+        why = no_plan_message(failed) if failed.any_fits else memory_message(failed)
         raise NoFeasiblePlanError(f"no replica of up to {sizes[-1]} devices will do: {why}")
     gpus, replicas, simulator, exact = best
     assert exact.point is not None and exact.dims is not None

@@ -30,7 +30,9 @@ Pin = Annotated[
         help="Choices to hold: q=0,o=1,layers/k=none (0 output, 1 contracted, none replicated); residual, dispatch too."
     ),
 ]
-Stages = Annotated[str | None, typer.Option(help="Layers of every pipeline stage: 20,12 (even by default).")]
+Stages = Annotated[
+    str | None, typer.Option(help="Layers of every pipeline stage: 20,12, or even (balanced by default).")
+]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 

@@ -97,6 +97,8 @@ class Handover:
 
     def _post(self, what: Callable[..., Any], tensor: Tensor, stage: int) -> list[dist.Work]:
         peer = dist.get_global_rank(self.group, stage)
+        if tensor.is_meta:  # shapes only: a batch would ask the group for the device's backend
+            return [what(tensor, peer, self.group)]
         works: list[dist.Work] = dist.batch_isend_irecv([dist.P2POp(what, tensor, peer, self.group)])
         return works
 

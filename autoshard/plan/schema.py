@@ -5,9 +5,10 @@ It holds what was planned for what (model structure, cluster, workload), the str
 the search found it. It holds no timings, dates or code; reading one executes nothing.
 """
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy
@@ -16,6 +17,18 @@ from autoshard.workload import Workload
 SCHEMA = "autoshard.plan/1"
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _whole_degrees(degrees: dict[str, int]) -> dict[str, int]:
+    """Degrees as they are if they are some."""
+    wanted = [f.name for f in fields(Degrees)]
+    if sorted(degrees) != sorted(wanted):
+        raise ValueError(f"degrees are {', '.join(wanted)}, not {', '.join(degrees) or 'none'}")
+    Degrees(**degrees)
+    return degrees
 
 
 class _Part(BaseModel):
@@ -112,8 +125,8 @@ class PredictedTerm(_Part):
 class Predicted(_Part):
     """What the simulator says. Never measured. ``tokens_per_s_per_gpu`` divides by every device of the cluster."""
 
-    tokens_per_s: Amount
-    tokens_per_s_per_gpu: Amount
+    tokens_per_s: Rate
+    tokens_per_s_per_gpu: Rate
     tokens_per_s_per_used_gpu: Amount
     tokens_per_s_per_user: Amount | None
     tpot_s: Amount | None
@@ -127,6 +140,8 @@ class SearchRecord(_Part):
     """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum.
 
     With ``exact_is_bound`` (mixed serving) ``exact_*`` is what no strategy exceeds, reached by none that is known.
+    ``balanced_gain`` is the share by which the plan's stages, balanced after the search, beat the even partition, to
+    which all rates here belong; None where they were not.
     """
 
     algorithm: str
@@ -139,14 +154,15 @@ class SearchRecord(_Part):
     rl_regret: Amount | None
     exact_is_bound: bool = False
     taken_from: Literal["search", "exact"]
+    balanced_gain: Amount | None = None
     num_points: Count
     num_strategies: str
 
 
 class Alternative(_Part):
-    """Another degree point at its best choices."""
+    """Another degree point at its best choices; ``degrees`` are those of `Degrees`, all of them."""
 
-    degrees: dict[str, int]
+    degrees: Annotated[dict[str, int], AfterValidator(_whole_degrees)]
     tokens_per_s_per_gpu: Amount
     relative: Amount
 

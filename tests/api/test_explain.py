@@ -6,7 +6,8 @@ import pytest
 
 from autoshard import Plan, autoshard
 from autoshard.api.build_plan import degrees_dict
-from autoshard.api.explain import cluster_of, difference, explain
+from autoshard.api.explain import difference, explain
+from autoshard.api.plan_cluster import cluster_of
 from autoshard.errors import PlanMismatchError
 from autoshard.hardware import parse_cluster
 from autoshard.search.exact import ExactSearch

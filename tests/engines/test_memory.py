@@ -192,6 +192,7 @@ def test_the_budget_is_the_engines_rule(engine: str, formula: Any) -> None:
         ("qwen3-30b-a3b", {"tp": 2, "dp": 2, "pp": 2, "ep": 2, "etp": 2}),
         ("deepseek-v3", {"tp": 8, "pp": 2, "ep": 8, "etp": 1}),
         ("qwen3-next-80b-a3b", {"tp": 4, "ep": 4, "etp": 1}),
+        ("deepseek-v4-flash", {"tp": 4, "ep": 4, "etp": 1}),
         ("llama-3.2-1b", {"tp": 2, "pp": 2, "ep": 1, "etp": 2}),
     ],
 )

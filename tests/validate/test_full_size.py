@@ -11,6 +11,7 @@ from autoshard.api.validation import validate
 from autoshard.sharding import Degrees
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.tracing import trace_source
+from autoshard.units import dtype_bytes
 from autoshard.validate import run_full_size
 from tests.validate.faults import drop_reduction, swap_placement
 from tests.validate.sources import SOURCES, graph_of
@@ -44,6 +45,17 @@ def test_what_differs_is_named(fault, noticed: str) -> None:  # type: ignore[no-
         report = run_full_size(SOURCES["mixtral"], graph, strategy, sequences=2, length=3)
     assert not report.passed
     assert report.difference is not None and noticed in report.difference
+
+
+def test_stages_hand_over_without_numbers() -> None:
+    """2 stages of one layer: 2 sequences in 2 microbatches of 3 tokens x 64 x 2 bytes each, sent by the first stage."""
+    graph = graph_of("mixtral")
+    strategy = pattern_strategy(graph, Degrees(pp=2, tp=2, ep=2, batch=2), "megatron")
+    report = run_full_size(SOURCES["mixtral"], graph, strategy, sequences=2, length=3)
+    assert report.passed, report.difference
+    sent = [t for t in report.observed if t.kind == "send_recv"]
+    size = 3 * 64 * dtype_bytes(graph.dtype)
+    assert [(t.stage, t.num_bytes, t.count) for t in sent] == [(0, size, 2)]
 
 
 def test_a_process_group_of_the_caller_is_left_alone() -> None:

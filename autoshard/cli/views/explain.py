@@ -52,6 +52,8 @@ def view_difference(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         for i, (key, (a, b)) in enumerate(data[name].items()):
             shown = (numbers.choice(a), numbers.choice(b)) if name == "choices" else (str(a), str(b))
             table.add_row("" if i else name, f"{key}: {shown[0]} -> {shown[1]}")
+    if data["stages"]:
+        table.add_row("stages", " -> ".join(",".join(map(str, s)) for s in data["stages"]))
     for i, (key, (a, b)) in enumerate(data["memory_bytes"].items()):
         table.add_row("" if i else "memory", f"{key}: {numbers.num_bytes(a)} -> {numbers.num_bytes(b)}")
     yield table

@@ -122,6 +122,10 @@ def _search(data: Mapping[str, Any]) -> RenderableType:
     by_exact = "the best that exact found" if search["exact_is_bound"] else "the proven optimum"
     taken = by_exact if search["taken_from"] == "exact" else f"what {search['algorithm']} found"
     table.add_row("plan", f"{taken}, regret {numbers.share(search['regret_to_exact'] or 0.0)}")
+    if search["balanced_gain"] is not None:
+        gain = numbers.share(search["balanced_gain"])
+        table.add_row("stages", f"balanced by time and bytes after the search: {gain} above even ones")
+        table.add_row("", "(the search, its optimum and the regret are of even stages)")
     table.add_row("space", f"{space['degree_points']:,} degree points that fit, {space['strategies']} strategies")
     for line in excluded(space["legal_choices"]):
         table.add_row("", Text(line, style="dim"))

@@ -13,10 +13,21 @@ from autoshard.plan import PlanData
 
 
 @cache
+def _flag_lists() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(
+        resources.files("autoshard.export.engines").joinpath("flags.json").read_text("utf-8")
+    )
+    return found
+
+
+def flag_targets() -> tuple[str, ...]:
+    """Engines with a list of flags."""
+    return tuple(_flag_lists())
+
+
 def flag_list(engine: str) -> Mapping[str, Any]:
     """``version``, ``sources`` and ``flags`` of an engine."""
-    text = resources.files("autoshard.export.engines").joinpath("flags.json").read_text("utf-8")
-    found: Mapping[str, Any] = json.loads(text)[engine]
+    found: Mapping[str, Any] = _flag_lists()[engine]
     return found
 
 
@@ -71,6 +82,8 @@ def script(title: str, plan: PlanData, body: str, environment: Mapping[str, str]
 def lengths(plan: PlanData) -> tuple[int, int]:
     """(longest sequence, most tokens of one step on one dp rank) the plan was made for."""
     w, d = plan.workload, plan.degrees
+    if w.phase == "serve":
+        return w.prompt_tokens + w.answer_tokens, d.batch // d.dp + w.prompt_tokens
     longest = max(w.context if w.phase == "decode" else w.tokens_per_sequence, w.tokens_per_sequence + 1)
     per_rank = d.batch // d.dp
     return longest, max(per_rank * w.tokens_per_sequence, per_rank)
