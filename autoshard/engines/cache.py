@@ -61,8 +61,10 @@ def _splits(engine: Engine, block: Block, op: Mixer, tp: int) -> bool:
 
 
 def token_bytes(block: Block, *, kv_dtype: str, tp: int) -> float:
-    """Bytes that one more token of context costs on one rank in one instance of a block, windows left out but for the keys
-    pooled beyond them."""
+    """Bytes that one more token of context costs on one rank in one instance of a block; none where a window is full.
+
+    Keys that stand for several tokens go on beyond a window.
+    """
     total = 0.0
     for op in block.ops:
         if isinstance(op, Opaque):
