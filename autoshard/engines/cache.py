@@ -61,9 +61,9 @@ def _splits(engine: Engine, block: Block, op: Mixer, tp: int) -> bool:
 
 
 def token_bytes(block: Block, *, kv_dtype: str, tp: int) -> float:
-    """Bytes that one more token of context costs on one rank in one instance of a block.
+    """Bytes that one more token of context costs on one rank in one instance of a block; none where a window is full.
 
-    Windows are left out, but for the keys pooled beyond them.
+    Keys that stand for several tokens go on beyond a window.
     """
     total = 0.0
     for op in block.ops:

@@ -12,6 +12,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -174,9 +175,16 @@ def _needs_data(source: ModelSource, graph: OpGraph, shape: tuple[int, int]) -> 
 
 def _forward(model: nn.Module, shape: tuple[int, int]) -> tuple[CommLog, tuple[int, ...] | None]:
     """One pass on meta tensors: what it sent, and the shape of the logits."""
-    with traceable_kernels(model), PretendedRank() as comm, BalancedRouting():
+    alone = mock.patch.object(dist, "batch_isend_irecv", _one_by_one)
+    with traceable_kernels(model), alone, PretendedRank() as comm, BalancedRouting():
         logits = next_logits(model, torch.zeros(shape, dtype=torch.long, device="meta"), new_cache(model))
     return comm, None if logits is None else tuple(logits.shape)
+
+
+def _one_by_one(ops: list[dist.P2POp]) -> list[dist.Work]:
+    """Each by itself: batching asks the group for a backend of the tensors' device, and meta has none."""
+    works = [op.op(op.tensor, op.peer, op.group) for op in ops]
+    return [work for work in works if work is not None]
 
 
 def _one_pass(source: ModelSource, graph: OpGraph, strategy: Strategy, shape: tuple[int, int]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Plans at full size and true world size, without numbers: what ranks hold and send is what is listed."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -32,6 +33,19 @@ def test_what_ranks_hold_and_send_is_listed() -> None:
     # per layer: o summed over tp, tokens gathered over dp, shares scattered over dp and summed over tp; then the table
     # summed and the logits gathered
     assert sum(t.count for t in report.observed) == 2 * 4 + 2
+
+
+def test_stages_hand_over_the_residual() -> None:
+    name = "mixtral-3-layers"
+    graph = graph_of(name)
+    base = pattern_strategy(graph, Degrees(pp=2, tp=2, ep=2, batch=2), "megatron")
+    for stages in ((2, 1), (1, 2)):
+        report = run_full_size(SOURCES[name], graph, replace(base, stages=stages), sequences=2, length=3)
+        assert report.passed, report.difference
+        assert (report.world_size, report.ranks) == (4, (1, 3))
+        # Rank 1 sends 2 microbatches of 1 x 3 tokens of 64 in float32; who sends is counted.
+        sent = [t for t in report.observed if t.axis == "pp"]
+        assert [(t.num_bytes, t.count, t.stage) for t in sent] == [(3 * 64 * 4, 2, 0)]
 
 
 # The table, o and the experts' shares of 2 layers are summed over tp: 5 all_reduces, 3 without those of o.
