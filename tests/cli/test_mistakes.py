@@ -84,7 +84,7 @@ def test_before_any_model_is_built(command, arguments: list[str], says: str) -> 
     [
         (["--seed", "-1"], "seed=-1 must be a whole number from 0"),
         (["--fix", "batch=" + "9" * 20], "is more than 1,000,000,000"),
-        (["--pin", "qq=0"], "cannot pin 'qq': tiny has no such op; ops are residual, embed"),
+        (["--pin", "qq=0"], "cannot pin 'qq': tiny has no such op; ops are residual, dispatch, embed"),
         (["--pin", "attn_add=0"], "it has no choice of its own"),
         (["--pin", "layers/embed=0"], "cannot pin 'layers/embed'"),
         (["--pin", "attention=1"], "the choices of layers/attention are 0, none"),
