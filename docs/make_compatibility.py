@@ -199,7 +199,8 @@ def text_of(reports: list[ValidationReport]) -> str:
     worst = max(r.logits_max_rel_err for r in reports)
     failed = [r for r in reports if not r.passed]
     if failed:
-        return f"**differs**: {failed[0].difference}"
+        refused = (failed[0].difference or "").partition("UnsupportedModelError: ")[2]
+        return f"(refused when applied: {refused})" if refused else f"**differs**: {failed[0].difference}"
     return "0" if worst == 0 else f"{worst:.0e}"
 
 

@@ -26,5 +26,7 @@ def cluster_of(plan: PlanData, cluster: Cluster | None) -> Cluster:
         ("devices_per_node", identity.devices_per_node, cluster.devices_per_node),
     ):
         if planned != here:
-            raise PlanMismatchError(f"the plan was made for {name} = {planned}, {cluster.name} has {here}")
+            raise PlanMismatchError(
+                f"the plan was made for {identity.name} with {name} = {planned}; {cluster.name} has {here}"
+            )
     return cluster

@@ -1,5 +1,7 @@
 """Third pass over a block: from found ops with roles to the fused ops of the intermediate representation."""
 
+from dataclasses import replace
+
 from autoshard.ir import (
     BLOCK_INPUT,
     Activation,
@@ -11,6 +13,7 @@ from autoshard.ir import (
     Linear,
     Norm,
     Opaque,
+    Param,
     Router,
 )
 from autoshard.tracing.axes import base_name, shape_of
@@ -187,7 +190,7 @@ class OpBuilder(MixerBuilder):
             name=self.names[op],
             fqn=self._fqn(op),
             inputs=(*(i for i in inputs if i != router), router) if up else inputs,
-            params=self._params(op),
+            params=self._experts_params(op),
             signature=f"(t k) {columns}, experts {weight} -> (t k) {rows}",
             stage="up" if up else "down",
             experts=Dim(name="experts", size=op.experts or shape_of(op.weight)[0]),
@@ -198,6 +201,16 @@ class OpBuilder(MixerBuilder):
             interleaved=interleaved,
             transposed=transposed,
         )
+
+    def _experts_params(self, op: Found) -> tuple[Param, ...]:
+        """Parameters of experts; slices where their module is not told which experts a token goes to.
+
+        Such a module (Llama-4's, which multiplies every token with every expert) cannot be given tokens of its experts.
+        """
+        params = self._params(op)
+        if self.context.takes_routing(self._fqn(op)):
+            return params
+        return tuple(replace(p, role="slice") if p.role == "weight" else p for p in params)
 
     def _per_token(self, ffn: Ffn) -> int:
         """Rows per token in a feed-forward network."""

@@ -1,5 +1,6 @@
 """What all blocks of one trace share."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,11 @@ class GraphContext:
         positions = set(self.analysis.leaves(self.positions))
         outer = [f for axis in self.analysis.of(contraction)[:-2] for f in self.analysis.leaves(axis)]
         return bool(positions) and positions <= set(outer)
+
+    def takes_routing(self, fqn: str) -> bool:
+        """Whether a module's forward takes more than one tensor: beside the tokens, where they go."""
+        taken = inspect.signature(type(self.model.get_submodule(fqn)).forward).parameters.values()
+        return len(taken) > 2 or any(p.kind is p.VAR_POSITIONAL for p in taken)  # the first is self
 
     def larger_attribute(self, fqn: str, part: str, least: int) -> int:
         """The largest integer attribute of a module whose name holds ``part``, at least ``least``."""

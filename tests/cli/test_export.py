@@ -45,7 +45,7 @@ def test_a_refusal_is_one_line_with_the_nearest(plan_file: Path, command: Comman
     ("arguments", "message"),
     [
         (("--to", "llamacpp"), "unknown target 'llamacpp'"),
-        (("--to", "vllm", "--cluster", "H100x16"), "the plan was made for H100x8, 8 devices, not H100x16"),
+        (("--to", "vllm", "--cluster", "H100x16"), "the plan was made for H100x8 with num_devices = 8; H100x16 has 16"),
         (("--to", "sglang", "-o", "/no/such/folder/out"), "cannot write /no/such/folder/out"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
+from autoshard.sharding.space import options
 from autoshard.tracing import resolve
 from tests.tracing.families import FAMILIES, marked
 
@@ -188,3 +189,11 @@ def test_parameter_counts_by_hand(family):
     block = family("deepseek_v3").blocks[0]
     inside = [op for op in block.ops if op.name in MLA[1:9]]
     assert sum(op.num_parameters for op in inside) == 1536 + 24 + 3840 + 1536 + 16 + 3584 + 8192
+
+
+def test_experts_that_are_not_told_their_tokens_run_whole(family):
+    """Llama-4's experts multiply every token with every expert: their module is given one tensor, no expert numbers."""
+    for name, offered in (("llama4_text", {None}), ("mixtral", {0, 1, None})):
+        graph = family(name)
+        found = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear)]
+        assert found and all({o.choice for o in options(b, op)} == offered for b, op in found), name

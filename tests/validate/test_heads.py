@@ -75,6 +75,7 @@ def assert_exact(reports: tuple[ValidationReport, ...], num: int) -> None:
 ANY, CORE = (0, 1, None), (0, None)
 
 
+@pytest.mark.wide
 def test_every_choice_around_a_fused_projection_on_two_ranks() -> None:
     graph = graph_of("gpt")
     cases = every(graph, pattern_strategy(graph, TP2, "megatron"), qkv=ANY, attention=CORE, o=ANY)
