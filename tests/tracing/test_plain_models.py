@@ -29,7 +29,8 @@ def test_every_way_of_writing_experts_is_understood(style):
     # two experts a token of three matrices 32 x 48, two per multiply-add
     assert sum(op.flops(1) for op in banks) == 2 * 2 * 3 * 32 * 48
     assert banks[-1].stage == "down" and {op.in_dim.size for op in banks if op.stage == "up"} == {32}
-    assert {is_stacked(op) for op in banks} == {style is plain.Einsum}
+    # None is given the experts of its tokens from outside, which is what running on shares of them needs.
+    assert banks and not any(is_stacked(op) for op in banks)
     head = graph.epilogue.op("head")
     assert head.params[0].shared_with == "table.weight"
 
