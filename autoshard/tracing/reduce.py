@@ -100,7 +100,9 @@ def reduced_fields(
             experts = unit * math.ceil(max(2 * unit, 2 * min(top_k, 8)) / unit)
             fields[key] = experts
             fields |= {k: min(top_k, experts) for k in TOP_K if config.get(k)}
-    num_layers = config["num_hidden_layers"]
+    # Some configs give the kind of every layer instead of their number.
+    kinds = [v for k, v in config.items() if "layer" in k and isinstance(v, (list, tuple))]
+    num_layers = config.get("num_hidden_layers") or max(map(len, kinds), default=0)
     for key, value in config.items():
         if isinstance(value, (list, tuple)) and key not in fields:
             if len(value) == num_layers:
