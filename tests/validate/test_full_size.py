@@ -61,6 +61,14 @@ def test_what_differs_is_named(fault, noticed: str) -> None:  # type: ignore[no-
     assert report.difference is not None and noticed in report.difference
 
 
+def test_tokens_are_exchanged_without_numbers() -> None:
+    graph = graph_of("mixtral")
+    strategy = pattern_strategy(graph, Degrees(dp=2, tp=2, ep=4, batch=2), "megatron", dispatch=0)
+    report = run_full_size(SOURCES["mixtral"], graph, strategy, sequences=2, length=4)
+    assert report.passed, report.difference
+    assert sum(t.count for t in report.observed if t.kind == "all_to_all") == 6  # counts, rows, results; 2 layers
+
+
 def test_stages_hand_over_without_numbers() -> None:
     """2 stages of one layer: 2 sequences in 2 microbatches of 3 tokens x 64 x 2 bytes each, sent by the first stage."""
     graph = graph_of("mixtral")
