@@ -1,5 +1,6 @@
 """Turns a solution into a plan."""
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -121,6 +122,15 @@ def alternatives(solution: Solution, own: float) -> tuple[Alternative, ...]:
             degrees = degrees_dict(sim.points.degrees(i))
             found.append(Alternative(degrees=degrees, tokens_per_s_per_gpu=rate, relative=rate / own))
     return tuple(found)
+
+
+def term_seconds(terms: Iterable[PredictedTerm]) -> dict[str, float]:
+    """Seconds by ``"<part>/<op or tensor> <kind>"``; they sum to the step."""
+    found: dict[str, float] = {}
+    for t in terms:
+        label = f"{t.part}/{t.label} {t.what}"
+        found[label] = found.get(label, 0.0) + t.seconds
+    return found
 
 
 def degrees_dict(d: Any) -> dict[str, int]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.api.build_plan import binding, degrees_dict, predict
+from autoshard.api.build_plan import binding, degrees_dict, predict, term_seconds
+from autoshard.api.candidates import KEYS
 from autoshard.api.describe import legal_choices
 from autoshard.api.plan_cluster import cluster_of
 from autoshard.hardware import Cluster
@@ -42,7 +43,7 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None) -> dict[str, Any]
     where = cluster_of(plan, cluster)
     simulator, dims = _at(plan, where, plan.degrees, dict(plan.strategy.choices))
     predicted = predict(simulator, 0, dims)
-    terms = _sums(predicted.terms)
+    terms = term_seconds(predicted.terms)
     return {
         "model": plan.model.name,
         "cluster": where.name,
@@ -69,7 +70,7 @@ def difference(first: PlanData, second: PlanData) -> dict[str, Any]:
         return {k: [a.get(k), b.get(k)] for k in keys if a.get(k) != b.get(k) or (k in a) != (k in b)}
 
     workload = [{n: getattr(p.workload, n) for n in p.workload.__dataclass_fields__} for p in (first, second)]
-    terms = [_sums(p.predicted.terms) for p in (first, second)]
+    terms = [term_seconds(p.predicted.terms) for p in (first, second)]
     both = {k: (terms[0].get(k, 0.0), terms[1].get(k, 0.0)) for k in dict.fromkeys([*terms[0], *terms[1]])}
     moved = sorted((t for t in both.items() if t[1][0] != t[1][1]), key=lambda t: -abs(t[1][1] - t[1][0]))
     rates = [p.predicted.tokens_per_s_per_gpu for p in (first, second)]
@@ -101,7 +102,7 @@ def _at(
 def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
-    fixed = {n: getattr(d, n) for n in ("pp", "dp", "tp", "ep", "etp")}
+    fixed = {n: getattr(d, n) for n in KEYS}
     simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages)
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
@@ -161,14 +162,6 @@ def _next_best(
         "step_s": predicted.step_s,
         "kinds_s_per_sequence": dict(sorted(moved.items(), key=lambda k: -abs(k[1][1] - k[1][0]))[:NUM_TERMS]),
     }
-
-
-def _sums(terms: tuple[PredictedTerm, ...]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for t in terms:
-        label = f"{t.part}/{t.label} {t.what}"
-        found[label] = found.get(label, 0.0) + t.seconds
-    return found
 
 
 def _kinds(terms: tuple[PredictedTerm, ...]) -> dict[str, float]:

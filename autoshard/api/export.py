@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.api.build_plan import build_plan, degrees_dict
+from autoshard.api.candidates import KEYS
 from autoshard.api.plan import Plan
 from autoshard.api.plan_cluster import cluster_of
 from autoshard.api.solve import make_simulator, solve
@@ -120,14 +121,12 @@ def with_notes(written: Export, plan: Plan, judge: Judge | None) -> Export:
     """An export with what ``autoshard check`` notes about the plan on that engine: what waits, what does not fit."""
     if judge is None:
         return written
-    w, launch = plan.data.workload, judge.launch
-    length = w.prompt_tokens + w.answer_tokens if w.phase == "serve" else w.cached_tokens_per_sequence
-    d = degrees_dict(plan.degrees)
+    w = plan.data.workload
     request = Request(
-        launch=launch,
-        context=length,
+        launch=judge.launch,
+        context=w.cached_tokens_per_sequence,
         kv_dtype=w.kv_dtype,
-        fixed={n: d[n] for n in ("pp", "dp", "tp", "ep", "etp")},
+        fixed={n: getattr(plan.degrees, n) for n in KEYS},
         batch=plan.degrees.batch,
     )
     verdict = find_verdict(request)

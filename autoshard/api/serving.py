@@ -67,6 +67,12 @@ def frontier(
     return {"model": graph.model_name, "cluster": cluster.name, "frontier": found}
 
 
+def check_rate(rate: float) -> None:
+    """Raise InvalidInputError for a rate that no cluster is asked for."""
+    if not 0 < rate <= LARGEST_RATE:
+        raise InvalidInputError(f"rate={rate:g} must be a positive number of tokens/s, {LARGEST_RATE:g} at most")
+
+
 def smallest_cluster(
     graph: OpGraph,
     device: Cluster,
@@ -95,8 +101,7 @@ def smallest_cluster(
         InvalidInputError: for a rate that is not positive, or a fixed concurrency.
         NoFeasiblePlanError: when no replica fits or keeps the limits.
     """
-    if not 0 < rate <= LARGEST_RATE:
-        raise InvalidInputError(f"rate={rate:g} must be a positive number of tokens/s, {LARGEST_RATE:g} at most")
+    check_rate(rate)
     if workload.concurrency is not None:
         raise InvalidInputError(f"concurrency={workload.concurrency} and a rate exclude each other: leave one open")
     node = device.devices_per_node

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.api.build_plan import degrees_dict, predict
+from autoshard.api.build_plan import degrees_dict, predict, term_seconds
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
@@ -97,10 +97,7 @@ def simulate(
     reasons = _reasons(simulator, predicted)
     evaluation = simulator.evaluate(np.zeros(1, dtype=np.int64), np.array([dims], dtype=np.int64))
     assert bool(evaluation.violation[0] == 0) == (not reasons), "the reasons are not the simulator's"
-    terms: dict[str, float] = {}
-    for t in predicted.terms:
-        label = f"{t.part}/{t.label} {t.what}"
-        terms[label] = terms.get(label, 0.0) + t.seconds
+    terms = term_seconds(predicted.terms)
     assert math.isclose(sum(terms.values()), predicted.step_s, rel_tol=1e-9), "terms do not sum to the step"
     return {
         "model": graph.model_name,

@@ -2,9 +2,14 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoshard.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from autoshard.ir import OpGraph
 
 
 def use_working_directory(model: str) -> None:
@@ -12,6 +17,16 @@ def use_working_directory(model: str) -> None:
     here = str(Path.cwd())
     if ":" in model and here not in sys.path:
         sys.path.insert(0, here)
+
+
+def traced(model: str, tell: Callable[[str], None]) -> "OpGraph":
+    """The graph of the model that a command was given; imports torch."""
+    from autoshard.api.models import graph_of, source_of
+
+    use_working_directory(model)
+    source = source_of(model)
+    tell(f"tracing {source.name}")
+    return graph_of(model, source)
 
 
 def is_plan_file(subject: str) -> bool:

@@ -10,8 +10,6 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
     Rows are sorted by expert; those after the last expert's (other ranks') come out undefined. On GPUs one grouped
     kernel without a host synchronisation; elsewhere, and for dtypes or widths it does not take, a loop over experts.
-    The loop depends on data, which ``torch.compile`` cannot capture: while compiling, every row is multiplied with a
-    copy of its expert's matrix instead.
     """
     if _grouped_kernel_takes(rows, weight):
         return F.grouped_mm(rows, weight, offs=counts.cumsum(0).to(torch.int32))

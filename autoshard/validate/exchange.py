@@ -128,7 +128,7 @@ class SimulatedRank(CommLog):
 
     def _communicate(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         # The fake group allocates and returns what the real one would.
-        out = func(*_even(args)) if name == "c10d::alltoall_base_" else func(*args)
+        out = func(*without_rows(name, args))
         if name in NOT_SENT:
             return out
         seen = self.record(name, args, out)
@@ -162,8 +162,10 @@ class SimulatedRank(CommLog):
                 mine.copy_(theirs)
 
 
-def _even(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of an all_to_all of nothing: the fake group, which copies, would refuse parts of different lengths."""
+def without_rows(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments for the fake group, which copies: of an all_to_all none, since it refuses parts unlike in length."""
+    if name != "c10d::alltoall_base_":
+        return args
     return (args[0].new_empty(0), args[1].new_empty(0), args[2], [], [], *args[5:])
 
 

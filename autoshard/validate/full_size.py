@@ -27,6 +27,7 @@ from autoshard.tracing.export import traceable_kernels
 from autoshard.tracing.routing import BalancedRouting
 from autoshard.validate.comm_log import CommLog, collective_name
 from autoshard.validate.decoding import new_cache, next_logits
+from autoshard.validate.exchange import without_rows
 from autoshard.validate.expectation import Traffic, expect
 from autoshard.validate.runner import first_difference, named_traffic
 from autoshard.validate.worker import parameter_bytes, traffic_of
@@ -207,10 +208,8 @@ class PretendedRank(CommLog):
                 return True  # models ask whether a mask is trivial: here nothing is padded or packed
             return func(*args, **(kwargs or {}))
         args = (*args, *(kwargs or {}).values())
-        stood = [_stand_in(a) for a in args]
-        if func._schema.name == "c10d::alltoall_base_":
-            stood[3:5] = [], []  # nothing is split into no parts
-        out = func(*stood)  # for the handle that callers wait on
+        stood = tuple(_stand_in(a) for a in args)
+        out = func(*without_rows(func._schema.name, stood))  # for the handle that callers wait on
         self.record(func._schema.name, args, out)
         return (args[0], *out[1:]) if isinstance(out, tuple) else out
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from autoshard.cli import options as o
-from autoshard.cli.model import use_working_directory
+from autoshard.cli.model import traced
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload
 
@@ -44,17 +44,13 @@ def compare(
         tell("importing torch")
         from autoshard.api.compare import check_runs
         from autoshard.api.compare import compare as run_all
-        from autoshard.api.models import graph_of, source_of
         from autoshard.api.pins import check_degrees, parse_fix, parse_pin, pins_for
         from autoshard.api.solve import make_simulator
         from autoshard.hardware import parse_cluster
 
         check_runs(names, seeds=seeds, budget=budget)
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
-        use_working_directory(model)
-        source = source_of(model)
-        tell(f"tracing {source.name}")
-        graph = graph_of(model, source)
+        graph = traced(model, tell)
         check_degrees(graph, fixed)
         tell(f"building the cost tables of {where.name}")
         simulator = make_simulator(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))

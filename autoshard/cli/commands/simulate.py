@@ -3,7 +3,7 @@
 import time
 
 from autoshard.cli import options as o
-from autoshard.cli.model import use_working_directory
+from autoshard.cli.model import traced
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload
 
@@ -44,16 +44,12 @@ def simulate(
     )
     with progress() as tell:
         tell("importing torch")
-        from autoshard.api.models import graph_of, source_of
         from autoshard.api.pins import parse_fix, parse_pin, pins_for
         from autoshard.api.simulate import simulate as predict
         from autoshard.hardware import parse_cluster
 
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
-        use_working_directory(model)
-        source = source_of(model)
-        tell(f"tracing {source.name}")
-        graph = graph_of(model, source)
+        graph = traced(model, tell)
         data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
     data["seconds"] = time.perf_counter() - start
     if json:

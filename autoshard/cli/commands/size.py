@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from autoshard.cli import options as o
-from autoshard.cli.model import use_working_directory
+from autoshard.cli.model import traced
 from autoshard.cli.terminal import progress, show, show_json
-from autoshard.errors import InvalidInputError
 from autoshard.workload import Workload
 
 
@@ -28,8 +27,6 @@ def size(
     json: o.Json = False,
 ) -> None:
     """Fewest GPUs that reach a rate within the limits, as equal replicas."""
-    if not 0 < rate < float("inf"):
-        raise InvalidInputError(f"rate={rate:g} must be a positive number of tokens/s")
     workload = Workload(
         phase=phase,  # type: ignore[arg-type]  # checked there
         context=context,
@@ -43,17 +40,14 @@ def size(
     )
     with progress() as tell:
         tell("importing torch")
-        from autoshard.api.models import graph_of, source_of
         from autoshard.api.pins import parse_pin, pins_for
-        from autoshard.api.serving import smallest_cluster
+        from autoshard.api.serving import check_rate, smallest_cluster
         from autoshard.hardware import parse_cluster
 
+        check_rate(rate)
         where = parse_cluster(device if device.endswith((".yaml", ".yml")) else f"{device}x8")
         pinned = parse_pin(pin)
-        use_working_directory(model)
-        source = source_of(model)
-        tell(f"tracing {source.name}")
-        graph = graph_of(model, source)
+        graph = traced(model, tell)
         data = smallest_cluster(graph, where, workload, rate, pinned=pins_for(graph, pinned), progress=tell)
     if json:
         show_json(data)

@@ -83,7 +83,7 @@ def lengths(plan: PlanData) -> tuple[int, int]:
     """(longest sequence, most tokens of one step on one dp rank) the plan was made for."""
     w, d = plan.workload, plan.degrees
     if w.phase == "serve":
-        return w.prompt_tokens + w.answer_tokens, d.batch // d.dp + w.prompt_tokens
+        return w.cached_tokens_per_sequence, d.batch // d.dp + w.prompt_tokens
     longest = max(w.context if w.phase == "decode" else w.tokens_per_sequence, w.tokens_per_sequence + 1)
     per_rank = d.batch // d.dp
     return longest, max(per_rank * w.tokens_per_sequence, per_rank)
