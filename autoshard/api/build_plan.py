@@ -20,6 +20,7 @@ from autoshard.plan import (
     mesh_layout,
     planned_handovers,
     planned_ops,
+    planned_padding,
     planned_parameters,
     stages,
 )
@@ -184,6 +185,7 @@ def build_plan(solution: Solution, source: dict[str, Any] | None, dealt: Dealt |
         handovers=planned_handovers(graph, strategy, sim.workload),
         ops=planned_ops(graph, strategy, sim.workload),
         parameters=planned_parameters(graph, strategy),
+        padding=planned_padding(graph, strategy),
         predicted=predicted,
         binding=binding(own.simulator, own.point, own.dims),
         search=SearchRecord(

@@ -52,6 +52,7 @@ def deal(solution: Solution) -> Dealt:
         pinned=sim.pinned,
         formats=sim.formats,
         stages=counts,
+        uneven=sim.uneven,
     )
     at = np.flatnonzero(balanced.points.batch == degrees.batch)
     if not len(at):

@@ -41,7 +41,8 @@ from autoshard.sharding import (
     strategy_reasons,
 )
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import tensor_axes
+from autoshard.sharding.padding import PLAIN
+from autoshard.sharding.space import output_grain, tensor_axes
 
 _APPLIED = "_autoshard_applied"
 
@@ -89,7 +90,9 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     by_kind: dict[str, Callable[[nn.Module, ResolvedOp], None]] = {
         "embedding": lambda module, item: emit_embedding(module, item, axes),
         "norm": lambda module, item: emit_norm(module, item, axes),
-        "linear": lambda module, item: emit_linear(module, item, axes, tensor_axes(block, item.op)),
+        "linear": lambda module, item: emit_linear(
+            module, item, axes, tensor_axes(block, item.op), output_grain(block, item.op) or PLAIN
+        ),
         "attention": lambda module, item: emit_attention(module, item, axes),
         "router": lambda module, item: emit_router(module, item, axes),
         "opaque": lambda module, item: emit_opaque(module, item, axes),

@@ -5,7 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoshard.ir import Block, OpGraph
-from autoshard.sharding import RESIDUAL, Layout, ResolvedOp, Step, Strategy, mesh_of, resolve_graph
+from autoshard.sharding import (
+    RESIDUAL,
+    Layout,
+    ResolvedOp,
+    Step,
+    Strategy,
+    mesh_of,
+    paddings,
+    resolve_graph,
+    strategy_reasons,
+)
 from autoshard.sharding.legality import axis_sizes, choice_keys
 
 
@@ -51,9 +61,23 @@ class Reading:
         return () if item.option is None else self.live(item.option.internal)
 
 
-def unknown_choices(graph: OpGraph, strategy: Strategy, known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Choices of the whole model (``model/...``), the residual's apart, that an exporter was not told about."""
+def unknown_choices(
+    graph: OpGraph, strategy: Strategy, known: tuple[str, ...] = (), padded: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Choices of the whole model (``model/...``), the residual's apart, that an exporter was not told about.
+
+    So are dims that a strategy fills up, but for those in ``padded``, which the target fills up itself.
+    """
     ops = {f"{b.name}/{op.name}" for b, op in graph.all_ops()}
+    filled = {} if strategy_reasons(graph, strategy) else paddings(graph, strategy)
+    odd = [(key, d) for key, dims in filled.items() for d in dims if d.dim not in padded]
+    return (
+        *(f"{key} fills up {d.dim} {d.size} to {d.to} over {d.axis}; it splits what divides" for key, d in odd[:1]),
+        *_unknown(strategy, ops, known),
+    )
+
+
+def _unknown(strategy: Strategy, ops: set[str], known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(
         f"{key}={choice} has no equivalent"
         for key, choice in strategy.choices

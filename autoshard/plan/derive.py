@@ -1,7 +1,7 @@
 """What of a plan follows from graph and strategy alone: mesh, placements, layouts, collectives, stages."""
 
 from autoshard.ir import OpGraph
-from autoshard.plan.schema import MeshLayout, PlannedCollective, PlannedHandover, PlannedOp, PlannedParameter
+from autoshard.plan.schema import MeshLayout, PlannedCollective, PlannedHandover, PlannedOp, PlannedPadding, PlannedParameter
 from autoshard.sharding import (
     Placement,
     Strategy,
@@ -9,6 +9,7 @@ from autoshard.sharding import (
     handovers,
     layers_per_stage,
     mesh_of,
+    paddings,
     place_all,
     resolve_graph,
 )
@@ -70,6 +71,14 @@ def planned_ops(graph: OpGraph, strategy: Strategy, workload: Workload) -> dict[
             for item in resolved[block.name]
         )
         for block in graph.components()
+    }
+
+
+def planned_padding(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[PlannedPadding, ...]]:
+    """What every op fills up, by ``<block>/<op>``; empty where everything divides."""
+    return {
+        key: tuple(PlannedPadding.model_validate(d.to_dict()) for d in dims)
+        for key, dims in paddings(graph, strategy).items()
     }
 
 

@@ -103,6 +103,17 @@ class PlannedOp(_Part):
     collectives: tuple[PlannedCollective, ...]
 
 
+class PlannedPadding(_Part):
+    """A dim that is filled up with zeros, so that the ranks of ``axis`` have as many elements each."""
+
+    dim: str
+    from_: Annotated[int, Field(ge=1, alias="from")]
+    to: Annotated[int, Field(ge=1)]
+    axis: str
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
 class MemoryBytes(_Part):
     """Predicted bytes of the fullest rank."""
 
@@ -181,6 +192,7 @@ class PlanData(_Part):
     handovers: tuple[PlannedHandover, ...]
     ops: dict[str, tuple[PlannedOp, ...]]
     parameters: dict[str, PlannedParameter]
+    padding: dict[str, tuple[PlannedPadding, ...]] = {}
     predicted: Predicted
     binding: tuple[str, ...]
     search: SearchRecord

@@ -28,7 +28,8 @@ from autoshard.ir import (
 from autoshard.sharding.layout import TP, Layout, R, Step, T, redistribute
 from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
 from autoshard.sharding.option import Option
-from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
+from autoshard.sharding.padding import PLAIN
+from autoshard.sharding.space import consumers, output_grain, tensor_axes, tensor_rows, tensor_width
 
 _INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
 """Ops without a module of their own: no step can be put around them."""
@@ -67,14 +68,16 @@ def tensor_moves(
         steps = combine(raw, wanted, pattern, hidden=producer.out_dim.size)
         return Moves(delivered=wanted, exit=steps, entry=tuple(() for _ in readers))
     if producer is None:
-        axes, rows, width, packed = TP, "local", _residual_width(block), 1
+        axes, rows, width, packed, grain = TP, "local", _residual_width(block), 1, PLAIN
     else:
         axes, rows, width = tensor_axes(block, producer), tensor_rows(producer), tensor_width(producer)
         rows = "arrived" if rows == "pairs" and pattern.exchange else rows
-        packed = 1 if getattr(producer, "interleaved", False) else getattr(producer, "packed", 1)
+        packed, grain = getattr(producer, "packed", 1), output_grain(block, producer) or PLAIN
+        if getattr(producer, "interleaved", False):
+            packed, grain = 1, (1, packed)
 
     def bridge(src: Layout, dst: Layout) -> tuple[Step, ...]:
-        steps = redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed)  # type: ignore[arg-type]
+        steps = redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed, grain=grain)  # type: ignore[arg-type]
         parts = getattr(producer, "parts", ())
         return tuple(replace(step, parts=parts) for step in steps) if parts else steps
 

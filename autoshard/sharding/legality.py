@@ -10,8 +10,16 @@ from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, 
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.padding import fits
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason, split_tokens_reason
+from autoshard.sharding.space import (
+    free_ops,
+    heads_are_padded,
+    option_axis,
+    options,
+    sharded_residual_reason,
+    split_tokens_reason,
+)
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 
@@ -29,6 +37,16 @@ def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
     found |= {(op.heads.size, op.heads.size) for _, op in graph.all_ops() if isinstance(op, LatentAttention)}
     return tuple(sorted(found))
+
+
+def heads_that_are_padded(graph: OpGraph) -> tuple[tuple[int, int], ...]:
+    """Those of `attention_heads` that may be filled up in every core that has them."""
+    found: dict[tuple[int, int], bool] = {}
+    for block, op in graph.all_ops():
+        if isinstance(op, Attention | LatentAttention):
+            key = (op.heads.size, (op.kv_heads if isinstance(op, Attention) else op.heads).size)
+            found[key] = found.get(key, True) and heads_are_padded(block, op)
+    return tuple(key for key, padded in found.items() if padded)
 
 
 def expert_counts(graph: OpGraph) -> tuple[int, ...]:
@@ -55,14 +73,19 @@ def _nearest(degree: int, allowed: list[int]) -> int:
     return min(allowed, key=lambda d: (abs(d - degree), d))
 
 
-def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tuple[Reason, ...]:
+def degree_reasons(
+    graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int, uneven: bool = False
+) -> tuple[Reason, ...]:
     """Every rule that these degrees break; empty when they are legal.
 
-    Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them), experts divide by ep, a
-    stage has at least one layer, and dp, ep and the kv split must nest.
+    Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them) unless they may be filled up
+    (``uneven``), every ep rank has an expert, a stage has at least one layer, and dp, ep and the kv split must nest.
     """
     found = []
+    padded = heads_that_are_padded(graph) if uneven else ()
     for heads, kv in attention_heads(graph):
+        if (heads, kv) in padded and fits(heads, tp, grain=(heads // kv, 1)):
+            continue
         if heads % tp:
             best = _nearest(tp, _divisors(heads))
             found.append(
@@ -82,15 +105,10 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                 )
             )
     for experts in expert_counts(graph):
-        if experts % ep:
+        if experts % ep and not fits(experts, ep):
             best = _nearest(ep, _divisors(experts))
-            found.append(
-                Reason(
-                    rule="experts % ep",
-                    values=(("experts", experts), ("ep", ep)),
-                    message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
-                )
-            )
+            message = f"ep={ep} leaves some ranks without any of {experts} experts; nearest ep that divides them: {best}"
+            found.append(Reason(rule="experts vs ep", values=(("experts", experts), ("ep", ep)), message=message))
     loose = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
     if loose and ep > 1:
         found.append(
@@ -127,14 +145,16 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
     return tuple(found)
 
 
-def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp) -> str | None:
-    """Why an option is not offered at axis ``sizes``; None if it is."""
+def option_illegal(
+    option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp, *, uneven: bool = False
+) -> str | None:
+    """Why an option is not offered at axis ``sizes``; None if it is. ``uneven`` allows what is filled up if asked."""
     axis = option_axis(option)
     if axis is not None and sizes[axis] == 1:
         return f"same as replicated at {axis}=1"
-    for size, over, what in option.divides:
-        if size % sizes[over]:
-            return f"{what} {size} does not divide by {over}={sizes[over]}"
+    why = option.undivided(sizes, uneven=uneven)
+    if why is not None:
+        return why
     needed = residual_needed(op, option)
     if needed is not None and needed is not residual:
         return f"the residual is {_RESIDUAL_WORDS[residual]}"
@@ -206,7 +226,7 @@ def _partition_reasons(graph: OpGraph, strategy: Strategy) -> list[Reason]:
 def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     """Every rule a strategy breaks: degrees first, then each choice that is not offered at these degrees."""
     d = strategy.degrees
-    found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep))
+    found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep, uneven=strategy.uneven))
     if found:
         return tuple(found)
     if strategy.stages:
@@ -219,7 +239,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     for block in graph.components():
         for name, option in chosen_options(graph, block, strategy).items():
             op = block.op(name)
-            why = option_illegal(option, sizes, strategy.residual, op)
+            why = option_illegal(option, sizes, strategy.residual, op, uneven=strategy.uneven)
             wanted: Choice = strategy.choice(choice_key(graph, block, op))
             if why is None and option.choice != wanted:
                 why = "the op has no such choice"

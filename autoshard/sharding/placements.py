@@ -8,6 +8,7 @@ from autoshard.ir import ExpertsLinear, OpGraph, Param
 from autoshard.sharding.degrees import StageMesh
 from autoshard.sharding.legality import chosen_options, mesh_of
 from autoshard.sharding.option import Option
+from autoshard.sharding.padding import PLAIN, Grain, padded_width
 from autoshard.sharding.strategy import Strategy
 from autoshard.units import dtype_bytes
 
@@ -16,13 +17,14 @@ from autoshard.units import dtype_bytes
 class Placement:
     """Placement over one mesh dim: ``replicate``, or ``shard`` of tensor dim ``dim`` in ``packed`` parts alike.
 
-    ``packed`` = 1 is torch's ``Shard(dim)``; more is ``_StridedShard(dim, split_factor=packed)``: each of the parts
+    A dim that does not divide is filled up in pieces of ``grain``. ``packed`` = 1 is torch's ``Shard(dim)``; more is ``_StridedShard(dim, split_factor=packed)``: each of the parts
     that lie side by side in the dim (gate|up) is split over the ranks.
     """
 
     kind: Literal["replicate", "shard"] = "replicate"
     dim: int = 0
     packed: int = 1
+    grain: Grain = PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +38,18 @@ class ParamPlacement:
     placements: tuple[Placement, ...]
     shared_with: str | None = None
 
+    def padded_shape(self, mesh: StageMesh) -> tuple[int, ...]:
+        """Shape of the whole with every dim filled up, so that all ranks have parts of one shape."""
+        shape = list(self.shape)
+        for axis, p in zip(self.mesh_dims, self.placements, strict=True):
+            if p.kind == "shard":
+                ranks = mesh.size(axis)  # type: ignore[arg-type]
+                shape[p.dim] = padded_width(shape[p.dim], ranks, packed=p.packed, grain=p.grain)
+        return tuple(shape)
+
     def local_shape(self, mesh: StageMesh) -> tuple[int, ...]:
         """Shape of one rank's part."""
-        shape = list(self.shape)
+        shape = list(self.padded_shape(mesh))
         for axis, placement in zip(self.mesh_dims, self.placements, strict=True):
             if placement.kind == "shard":
                 shape[placement.dim] //= mesh.size(axis)  # type: ignore[arg-type]
@@ -69,8 +80,8 @@ def place(param: Param, position: int, option: Option | None, mesh: StageMesh, *
         else:
             by_axis["tp"] = by_axis.pop("tp_kv")
     placements = tuple(
-        Placement(kind="shard", dim=by_axis[axis].dim, packed=by_axis[axis].packed) if axis in by_axis else Placement()
-        for axis in dims
+        Placement(kind="shard", dim=s.dim, packed=s.packed, grain=s.grain) if s is not None else Placement()
+        for s in (by_axis.get(axis) for axis in dims)  # type: ignore[call-overload]
     )
     return ParamPlacement(
         fqn=param.fqn,
@@ -92,6 +103,45 @@ def place_all(graph: OpGraph, strategy: Strategy) -> tuple[ParamPlacement, ...]:
         option = chosen[block.name].get(op.name)
         found.append(place(param, index, option, mesh, experts=isinstance(op, ExpertsLinear)))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedDim:
+    """A dim that a fused op fills up from ``size`` to ``to`` elements, so that the ranks of ``axis`` have as many each.
+
+    Of parts side by side (gate|up) it is each of them.
+    """
+
+    dim: str
+    size: int
+    to: int
+    axis: str
+
+    def to_dict(self) -> dict[str, str | int]:
+        """As JSON data."""
+        return {"dim": self.dim, "from": self.size, "to": self.to, "axis": self.axis}
+
+
+def paddings(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[PaddedDim, ...]]:
+    """What every fused op with weights, and every attention core, fills up under a strategy; ``<block>/<op>`` names it.
+
+    What makes no difference is left out, so that the result is empty where everything divides.
+    """
+    mesh = mesh_of(graph, strategy.degrees)
+    found: dict[str, tuple[PaddedDim, ...]] = {}
+    for block in graph.components():
+        for name, option in chosen_options(graph, block, strategy).items():
+            op, pads = block.op(name), {p.what: p for p in option.pads}
+            if not op.params and op.kind not in ("attention", "latent_attention"):
+                continue
+            dims = []
+            for size, axis, what in option.divides:
+                to = padded_width(size, mesh.size(axis), grain=pads[what].grain) if what in pads else size
+                if to != size:
+                    dims.append(PaddedDim(dim=what, size=size, to=int(to), axis=axis))
+            if dims:
+                found[f"{block.name}/{name}"] = tuple(dims)
+    return found
 
 
 def scale_placement(weight: ParamPlacement, blocks: tuple[int, ...], *, suffix: str = "_scale_inv") -> ParamPlacement:

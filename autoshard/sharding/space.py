@@ -27,6 +27,7 @@ from autoshard.ir import (
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
 from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.padding import PLAIN, Grain
 from autoshard.sharding.rules import attention, embedding, experts, latent, linear, mixer, norm, pointwise, router
 
 
@@ -78,13 +79,15 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
         case Embedding():
             return embedding.options(op, axes)
         case Norm():
-            return norm.options(op, axes)
+            return norm.options(op, axes, out_of=output_grain(block, op))
         case Linear():
-            return linear.options(op, axes)
+            return linear.options(op, axes, into=input_grain(block, op), out_of=output_grain(block, op))
         case Attention():
-            return attention.options(op, axes, separate=_has_own_projections(block, op))
+            return attention.options(
+                op, axes, separate=_has_own_projections(block, op), padded=heads_are_padded(block, op)
+            )
         case LatentAttention():
-            return latent.options(op, axes)
+            return latent.options(op, axes, padded=heads_are_padded(block, op))
         case Mixer() | Combine() | Indexer():
             return mixer.options(op, axes)
         case Router():
@@ -92,7 +95,8 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
         case ExpertsLinear():
             return experts.options(op, axes)
         case Activation() | Opaque():
-            return pointwise.options(op, axes)
+            made = next((o for o in block.ops if o.name in op.inputs), None)
+            return pointwise.options(op, axes, unpadded=isinstance(made, ExpertsLinear) and made.blocks != (1, 1))
         case Add():
             return ()
 
@@ -120,6 +124,66 @@ def _has_own_projections(block: Block, op: Attention) -> bool:
     made = {o.name: o for o in block.ops}
     own = [made[name] for name in op.inputs if name in made and not isinstance(made[name], Indexer)]
     return len({o.name for o in own}) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
+
+
+def heads_are_padded(block: Block, op: FusedOp) -> bool:
+    """Whether the heads of an attention core may be filled up: matrices make q, k and v by heads, and one reads it.
+
+    Norms of single heads may stand in between; a norm of all heads together would count those that are zero.
+    """
+    if isinstance(op, Attention):
+        made = {o.name: o for o in block.ops}
+        widths = (op.heads.size * op.qk_dim, op.kv_heads.size * op.qk_dim, op.kv_heads.size * op.v_dim)
+        if not _has_own_projections(block, op) or op.pooled is not None or op.selected is not None:
+            return False
+        for name, width in zip(op.inputs, widths, strict=False):
+            while isinstance(made[name], Norm):
+                if made[name].group == made[name].width.size or tensor_width(made[name]) != width:  # type: ignore[union-attr]
+                    return False
+                name = made[name].inputs[0]
+            own = made[name]
+            if not isinstance(own, Linear) or own.packed > 1 or own.parts or own.out_dim.size != width:
+                return False
+    elif not isinstance(op, LatentAttention):
+        return False
+    readers = [reader for reader, _ in consumers(block, op.name)]
+    return len(readers) == 1 and isinstance(readers[0], Linear) and readers[0].in_dim.size == tensor_width(op)
+
+
+def core_grain(op: FusedOp, width: int) -> Grain:
+    """Pieces of a tensor of ``width`` that has a part for every head of a core: query heads of a kv head, elements."""
+    assert isinstance(op, Attention | LatentAttention)
+    group = op.heads.size // op.kv_heads.size if isinstance(op, Attention) else 1
+    return group, width // op.heads.size
+
+
+def input_grain(block: Block, op: Linear) -> Grain | None:
+    """Pieces in which the columns of a matrix are filled up; None if they cannot be."""
+    made = next((o for o in block.ops if o.name == op.inputs[0]), None)
+    if isinstance(made, Attention | LatentAttention):
+        return core_grain(made, op.in_dim.size) if heads_are_padded(block, made) else None
+    return None if isinstance(made, Mixer | Combine | Opaque | Indexer) else PLAIN
+
+
+def output_grain(block: Block, op: FusedOp) -> Grain | None:
+    """Pieces in which the rows of a matrix, or what a core or norm makes, are filled up; None if they cannot be."""
+    if isinstance(op, Attention | LatentAttention):
+        return core_grain(op, tensor_width(op)) if heads_are_padded(block, op) else None
+    found: Grain | None = PLAIN
+    for reader, position in consumers(block, op.name):
+        if isinstance(reader, Attention | LatentAttention):
+            if not heads_are_padded(block, reader):
+                return None
+            width = tensor_width(op)
+            if isinstance(reader, Attention) and position > 0:
+                found = (1, width // reader.kv_heads.size)
+            elif not isinstance(reader, LatentAttention) or position < 2:
+                found = core_grain(reader, width)
+        elif isinstance(reader, Norm) and reader.follows is not None:
+            found = output_grain(block, reader)
+        elif isinstance(reader, Mixer | Combine | Opaque | Indexer) or (isinstance(op, Linear) and op.follows):
+            return None
+    return found
 
 
 def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from autoshard.cost import imbalance
 from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding.layout import Step, step_rows
+from autoshard.sharding.padding import padded_width
 from autoshard.simulator.points import Points
 
 FloatArray = NDArray[np.float64]
@@ -46,12 +47,15 @@ class Amounts:
         op = routed[0]
         mean = group * op.top_k / points.ep
         worst = imbalance(group, op.experts.size, op.top_k, points.ep)
-        return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k)
+        # Where experts do not divide, the fullest rank has more than its share of them.
+        share = padded_width(op.experts.size, points.ep) / op.experts.size
+        pairs = mean * worst * share
+        return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=pairs, top_k=op.top_k)
 
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""
         rows: FloatArray = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k)
-        total = rows * step.row_bytes(activation_bytes)
+        total = rows * step.row_bytes(activation_bytes, points.sizes)
         for axis in step.split:
             total = total / points.sizes[axis]
         return total

@@ -45,13 +45,14 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def legal_degrees(graph: OpGraph, nproc: int, pp: int = 1) -> Iterator[Degrees]:
+def legal_degrees(graph: OpGraph, nproc: int, pp: int = 1, *, uneven: bool = False) -> Iterator[Degrees]:
     """All legal degrees of ``pp`` stages on ``nproc`` ranks together; a dense model has ep = dp."""
     group = nproc // pp
     for tp in _divisors(group):
         for ep in _divisors(group):
             dp, etp = group // tp, group // ep
-            if (dp % ep == 0 or ep % dp == 0) and not degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep):
+            nested = dp % ep == 0 or ep % dp == 0
+            if nested and not degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep, uneven=uneven):
                 yield Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=dp * pp)
 
 

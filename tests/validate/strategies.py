@@ -10,9 +10,11 @@ from autoshard.sharding.space import free_ops, options
 from autoshard.validate.cases import legal_degrees
 
 
-def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iterator[Strategy]:
+def random_strategies(
+    graph: OpGraph, nproc: int, count: int, seed: int, *, uneven: bool = False
+) -> Iterator[Strategy]:
     rng = random.Random(seed)
-    points = list(legal_degrees(graph, nproc))
+    points = list(legal_degrees(graph, nproc, uneven=uneven))
     while count:
         degrees = rng.choice(points)
         sizes = axis_sizes(mesh_of(graph, degrees))
@@ -21,9 +23,12 @@ def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iter
         layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
         for block in graph.components():
             for op in free_ops(block):
-                legal = [o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None]
+                offered_here = options(block, op)
+                legal = [
+                    o.choice for o in offered_here if option_illegal(o, sizes, layout, op, uneven=uneven) is None
+                ]
                 chosen.setdefault(choice_key(graph, block, op), rng.choice(legal))
-        strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+        strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=uneven)
         if not strategy_reasons(graph, strategy):
             count -= 1
             yield strategy

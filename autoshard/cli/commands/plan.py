@@ -35,6 +35,7 @@ def plan(
     fix: o.Fix = None,
     stages: o.Stages = None,
     polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
+    allow_uneven: o.AllowUneven = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -71,6 +72,7 @@ def plan(
             fix=fix,
             pin=pin,
             polish=polish,
+            allow_uneven=allow_uneven,
             progress=tell,
         )
     data = describe_plan(found.data)

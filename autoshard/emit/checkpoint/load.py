@@ -16,7 +16,7 @@ from autoshard.emit.axes import mesh_axes
 from autoshard.emit.checkpoint.files import Reader, StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Piece, pieces_of
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps, region_of
-from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout
+from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout, whole_shapes
 from autoshard.emit.checkpoint.tensors import tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
@@ -55,6 +55,8 @@ def check_weights(
         PlanMismatchError: for shards saved under another plan, unless ``reshard``.
     """
     wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors_of(model).items()}
+    whole = whole_shapes(graph, strategy)
+    wanted = {name: (whole.get(name, shape), dtype) for name, (shape, dtype) in wanted.items()}
     shapes = {name: shape for name, (shape, _) in wanted.items()}
     owners: dict[Path, int] = {}
     if (folder / MANIFEST).is_file():
@@ -126,6 +128,7 @@ def load_weights(
     stage = mesh_of(graph, strategy.degrees)
     coordinates = {str(axis): a.coordinate for axis, a in mesh_axes(mesh, stage).items()}
     placed = {p.fqn: p for p in place_all(graph, strategy)}
+    padded = whole_shapes(graph, strategy)
     wanted = tensors_of(model)
     loaded: dict[str, Tensor] = {}
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -137,11 +140,13 @@ def load_weights(
             if name in placed:
                 if not isinstance(whole, DTensor):
                     raise PlanMismatchError("the plan was not applied to this model; call plan.apply first")
-                region = region_of(replace(placed[name], shape=tuple(whole.shape)), stage, coordinates)
+                shape = padded.get(name, tuple(whole.shape))
+                region = region_of(replace(placed[name], shape=shape), stage, coordinates)
             stored = pieces[0].stored.dtype
             # A buffer is not planned for: it keeps the checkpoint's dtype.
             dtype = whole.dtype if name in placed or not isinstance(stored, torch.dtype) else stored
-            local = torch.empty(region.shape, dtype=dtype, device=mesh.device_type)
+            new = torch.zeros if name in padded else torch.empty
+            local = new(region.shape, dtype=dtype, device=mesh.device_type)
             for piece in pieces:
                 for box in overlaps(piece.region, region):
                     inside = (_inner(box), local[box.target[0]]) if piece.expert else (box, local)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -79,6 +80,12 @@ def _coordinates(stage: StageMesh, rank: int) -> dict[str, int]:
     return found
 
 
+def whole_shapes(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    """The shapes of parameters that the plan fills up, as the model has them: DTensors have them filled up."""
+    stage = mesh_of(graph, strategy.degrees)
+    return {p.fqn: p.shape for p in place_all(graph, strategy) if p.padded_shape(stage) != p.shape}
+
+
 def describe_shards(graph: OpGraph, strategy: Strategy, whole: dict[str, tuple[int, ...]]) -> _ManifestData:
     """The manifest of a model's tensors (name -> whole shape); what the plan does not place is whole on every rank."""
     d = strategy.degrees
@@ -91,7 +98,9 @@ def describe_shards(graph: OpGraph, strategy: Strategy, whole: dict[str, tuple[i
     for name, shape in whole.items():
         first: dict[Region, int] = {}
         for rank, at in enumerate(places if name in placed else places[:1]):
-            region = region_of(replace(placed[name], shape=shape), stage, at) if name in placed else Region.whole(shape)
+            region = Region.whole(shape)
+            if name in placed:
+                region = region_of(replace(placed[name], shape=shape), stage, at).within(shape)
             first.setdefault(region, rank)
         parts = tuple(_Part(file=_file(rank), region=region.dims) for region, rank in first.items())
         tensors[name] = _Entry(shape=shape, parts=parts)
@@ -119,13 +128,18 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
     for name, p in model.named_parameters(remove_duplicate=False):
         if tied.setdefault(id(p), name) != name:
             del tensors[name]
-    manifest = describe_shards(graph, strategy, {n: tuple(t.shape) for n, t in tensors.items()})
+    padded = whole_shapes(graph, strategy)
+    manifest = describe_shards(graph, strategy, {n: padded.get(n, tuple(t.shape)) for n, t in tensors.items()})
+    stage, placed = mesh_of(graph, strategy.degrees), {p.fqn: p for p in place_all(graph, strategy)}
     rank = dist.get_rank() if dist.is_initialized() else 0
     mine: dict[str, Tensor] = {}
     for name, entry in manifest.tensors.items():
         if any(part.file == _file(rank) for part in entry.parts):
             tensor = tensors[name]
-            mine[name] = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).contiguous()
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if name in padded:
+                local = _without_padding(local, region_of(placed[name], stage, _coordinates(stage, rank)), padded[name])
+            mine[name] = local.contiguous()
     try:
         folder.mkdir(exist_ok=True)
         temporary = folder / f".{_file(rank)}.tmp"
@@ -143,6 +157,15 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
     except OSError as error:
         raise InvalidInputError(f"cannot write {folder}: {error.strerror}") from None
     return sum(t.numel() * t.element_size() for t in mine.values())
+
+
+def _without_padding(local: Tensor, region: Region, shape: tuple[int, ...]) -> Tensor:
+    """What of a rank's part lies in the tensor of ``shape``."""
+    for dim, runs in enumerate(region.dims):
+        starts = [sum(b - a for a, b in runs[:i]) for i in range(len(runs))]
+        real = [(at, b - a) for at, (a, b) in zip(starts, runs, strict=True) if b <= shape[dim]]
+        local = torch.cat([local.narrow(dim, at, length) for at, length in real], dim)
+    return local
 
 
 def read_manifest(folder: Path) -> Manifest:
