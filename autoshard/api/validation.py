@@ -14,8 +14,9 @@ from autoshard.api.simulate import complete_degrees, complete_strategy
 from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
-from autoshard.sharding import Choice, Strategy, strategy_reasons
+from autoshard.sharding import Choice, Strategy, paddings, strategy_reasons
 from autoshard.tracing import ModelSource, source_from_dict, trace_source
+from autoshard.tracing.uneven import make_uneven
 from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size
 from autoshard.validate import validate as run_on_ranks
 
@@ -38,6 +39,7 @@ def validate(
     simulate_ranks: int | None = None,
     fixed: Mapping[str, int] | None = None,
     pinned: Mapping[str, Choice] | None = None,
+    allow_uneven: bool = False,
     dtype: str = "both",
     timeout_s: float = 300.0,
     model: Any = None,
@@ -73,7 +75,7 @@ def validate(
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
-    source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
+    source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
     tiers = []
     if graph is not None and strategy is not None:
         progress(f"running {source.name} at full size on meta tensors")
@@ -88,7 +90,7 @@ def validate(
     own = "plan" if isinstance(subject, Plan) else "fixed"
     on_gpus = device == "cuda" and torch.cuda.device_count() >= (nproc or NPROC)
     for size, simulated in numbers:
-        job = _reduced_job(source, strategy, size, own, progress)
+        job = _reduced_job(source, graph, strategy, size, own, progress)
         progress(f"running {len(job.cases)} cases on {size} {'simulated ' if simulated else ''}ranks")
         found = run_on_ranks(
             [job],
@@ -110,12 +112,22 @@ def validate(
 
 
 def _reduced_job(
-    source: ModelSource, strategy: Strategy | None, nproc: int, own: str, progress: Callable[[str], None]
+    source: ModelSource,
+    full: OpGraph | None,
+    strategy: Strategy | None,
+    nproc: int,
+    own: str,
+    progress: Callable[[str], None],
 ) -> ModelJob:
-    """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks)."""
+    """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks).
+
+    What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either.
+    """
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
+    if full is not None and strategy is not None and nproc > 1:
+        reduced = make_uneven(reduced, _uneven_kinds(full, strategy), nproc)
     graph = trace_source(reduced)
     cases: tuple[Case, ...] = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
     if nproc <= ALL_PATTERNS:
@@ -124,6 +136,16 @@ def _reduced_job(
         cases = tuple(c for c in default_cases(graph, nproc, None) if c.name.endswith("/megatron"))
     sequences = nproc if nproc >= 4 else nproc * -(-4 // nproc)
     return ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences)
+
+
+def _uneven_kinds(graph: OpGraph, strategy: Strategy) -> set[str]:
+    """What kinds of sizes a strategy fills up."""
+    dims = {(d.dim, d.axis) for padded in paddings(graph, strategy).values() for d in padded}
+    kinds = {"vocab" if dim == "vocab" else "experts" if (dim, axis) == ("experts", "ep") else dim for dim, axis in dims}
+    heads = {k for k in kinds if "heads" in k}
+    return (kinds & {"vocab", "experts"}) | ({"heads"} if heads else set()) | (
+        {"width"} if kinds - heads - {"vocab", "experts"} else set()
+    )
 
 
 def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: int) -> dict[str, Any]:
@@ -190,6 +212,8 @@ def _asked(
     fixed: Mapping[str, int],
     pinned: Mapping[str, Choice],
     progress: Callable[[str], None],
+    *,
+    uneven: bool = False,
 ) -> tuple[ModelSource, OpGraph | None, Strategy | None]:
     """The model's source, its graph and the strategy asked for; None when only the patterns are."""
     if isinstance(subject, Plan):
@@ -204,7 +228,8 @@ def _asked(
         return source, None, None
     progress(f"tracing {source.name}")
     graph = graph_of(subject, source)
-    return source, graph, complete_strategy(graph, complete_degrees(graph, fixed), pins_for(graph, pinned))
+    degrees = complete_degrees(graph, fixed, uneven=uneven)
+    return source, graph, complete_strategy(graph, degrees, pins_for(graph, pinned), uneven=uneven)
 
 
 def _planned_source(plan: Plan, model: Any, progress: Callable[[str], None]) -> ModelSource:
@@ -230,7 +255,7 @@ def _changed(graph: OpGraph, strategy: Strategy, fixed: Mapping[str, int], pinne
     """A plan's strategy with other degrees or choices."""
     if not fixed and not pinned:
         return strategy
-    degrees = complete_degrees(graph, fixed) if fixed else strategy.degrees
+    degrees = complete_degrees(graph, fixed, uneven=strategy.uneven) if fixed else strategy.degrees
     changed = replace(
         strategy,
         degrees=degrees,

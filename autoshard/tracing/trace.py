@@ -111,7 +111,12 @@ class _Tracer:
 
         bare = cache(lambda: _on_meta(self.model))
         blocks = tuple(
-            Block(name=title, ops=split_by_heads(bare, built.ops), instances=kind)
+            Block(
+                name=title,
+                ops=split_by_heads(bare, built.ops),
+                instances=kind,
+                returns_more=kind[0] in self.exported.returns_more,
+            )
             for title, built, kind in zip(_block_names(layers), layers, kinds, strict=True)
         )
         index = {layer: i for i, kind in enumerate(kinds) for layer in kind}

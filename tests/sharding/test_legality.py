@@ -29,6 +29,15 @@ def test_the_nearest_that_works_is_named() -> None:
     assert reason.message == "tp=24 does not divide 32 attention heads; nearest tp that does: 16"
 
 
+def test_layers_that_return_more_are_not_staged() -> None:
+    graph = GraphMaker().graph("mm")
+    more = replace(graph, blocks=tuple(replace(b, returns_more=True) for b in graph.blocks))
+    assert graph.structural_hash() != more.structural_hash()
+    (reason,) = degree_reasons(more, pp=2, dp=1, tp=1, ep=1)
+    assert reason.rule == "pipeline" and "return more than the residual stream" in reason.message
+    assert not degree_reasons(more, pp=1, dp=1, tp=1, ep=1)
+
+
 def test_choices_that_are_not_offered_are_named() -> None:
     graph = GraphMaker(intermediate=90).graph("m")
     strategy = Strategy(degrees=Degrees(tp=4, etp=4), choices=(("layers/experts_down", 1), ("epilogue/final_norm", 0)))

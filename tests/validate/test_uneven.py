@@ -44,7 +44,7 @@ SOURCES: dict[str, ModelSource] = {
                 "vocab_size": 253,
                 "num_attention_heads": 14,
                 "num_key_value_heads": 7,
-                "num_local_experts": 5,
+                "num_local_experts": 7,
                 "intermediate_size": 90,
             },
         ),
@@ -82,7 +82,7 @@ SOURCES: dict[str, ModelSource] = {
                 "n_group": 1,
                 "topk_group": 1,
                 "num_experts_per_tok": 2,
-                "moe_intermediate_size": 45,
+                "moe_intermediate_size": 40,
                 "intermediate_size": 90,
                 "max_position_embeddings": 128,
             },
@@ -102,7 +102,9 @@ def all_pass(reports: tuple[ValidationReport, ...]) -> None:
 
 
 def graph_of(name: str) -> OpGraph:
-    return trace(SOURCES[name].build(dtype="float32"), name=name)
+    # A router that stays in float32 shows only beside another dtype; grouped products take no odd widths in bfloat16.
+    dtype = "bfloat16" if name == "deepseek-v3" else "float32"
+    return trace(SOURCES[name].build(dtype=dtype), name=name)
 
 
 def cases_of(graph: OpGraph, *, uneven: bool) -> list[Case]:
