@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.checkpoint.dequantise import QuantisedTensor, read_stored, with_quantised
 from autoshard.emit.checkpoint.files import Reader, StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Piece, pieces_of
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps, region_of
@@ -69,7 +70,7 @@ def check_weights(
             if name not in shapes or sum_shape(pieces[name]) != shapes[name]:
                 raise InvalidInputError(f"{folder} has a tensor {name} that is not in the model, or of another shape")
     else:
-        pieces = pieces_of(model, read_folder(folder), shapes)
+        pieces = pieces_of(model, with_quantised(read_folder(folder), folder), shapes)
     for prefix, module in model.named_modules():
         if (waiting := _waiting(module)) and not hasattr(model, "_init_weights"):
             raise UnsupportedModelError(
@@ -94,7 +95,7 @@ def sum_shape(pieces: tuple[Piece, ...]) -> tuple[int, ...]:
 
 def _check_dtype(stored: StoredTensor, name: str, dtype: torch.dtype, cast: bool) -> None:
     have = stored.dtype
-    if have == dtype:
+    if have == dtype or (isinstance(stored, QuantisedTensor) and dtype.is_floating_point):
         return
     shown = str(have).removeprefix("torch.")
     where = f"{stored.path}: {stored.name} is {shown}, the model has {name} in {str(dtype).removeprefix('torch.')}"
@@ -150,7 +151,7 @@ def load_weights(
             for piece in pieces:
                 for box in overlaps(piece.region, region):
                     inside = (_inner(box), local[box.target[0]]) if piece.expert else (box, local)
-                    reader.read(piece.stored, *inside)
+                    read_stored(reader, piece.stored, *inside)
                     if found.owners.get(piece.stored.path, rank) != rank:
                         moved += _numel(box) * local.element_size()
             loaded[name] = local
