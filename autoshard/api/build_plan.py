@@ -19,6 +19,7 @@ from autoshard.plan import (
     SearchRecord,
     mesh_layout,
     planned_handovers,
+    planned_holders,
     planned_ops,
     planned_padding,
     planned_parameters,
@@ -186,6 +187,7 @@ def build_plan(solution: Solution, source: dict[str, Any] | None, dealt: Dealt |
         ops=planned_ops(graph, strategy, sim.workload),
         parameters=planned_parameters(graph, strategy),
         padding=planned_padding(graph, strategy),
+        held_by=planned_holders(graph, strategy),
         predicted=predicted,
         binding=binding(own.simulator, own.point, own.dims),
         search=SearchRecord(

@@ -94,7 +94,14 @@ def _at(
     plan: PlanData, cluster: Cluster, degrees: Degrees, choices: Mapping[str, Any]
 ) -> tuple[Simulator, tuple[int, ...]]:
     """A simulator of one degree point, all choices free, and the options that ``choices`` are."""
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), stages=plan.strategy.stages, uneven=plan.strategy.uneven)
+    simulator = Simulator(
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=degrees_dict(degrees),
+        stages=plan.strategy.stages,
+        uneven=plan.strategy.uneven,
+    )
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
 
@@ -103,7 +110,9 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in KEYS}
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages, uneven=plan.strategy.uneven)
+    simulator = Simulator(
+        plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages, uneven=plan.strategy.uneven
+    )
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
         return plan.binding

@@ -162,10 +162,14 @@ def _quantised_source(full: ModelSource, reduced: ModelSource, nproc: int) -> tu
 def _uneven_kinds(graph: OpGraph, strategy: Strategy) -> set[str]:
     """What kinds of sizes a strategy fills up."""
     dims = {(d.dim, d.axis) for padded in paddings(graph, strategy).values() for d in padded}
-    kinds = {"vocab" if dim == "vocab" else "experts" if (dim, axis) == ("experts", "ep") else dim for dim, axis in dims}
+    kinds = {
+        "vocab" if dim == "vocab" else "experts" if (dim, axis) == ("experts", "ep") else dim for dim, axis in dims
+    }
     heads = {k for k in kinds if "heads" in k}
-    return (kinds & {"vocab", "experts"}) | ({"heads"} if heads else set()) | (
-        {"width"} if kinds - heads - {"vocab", "experts"} else set()
+    return (
+        (kinds & {"vocab", "experts"})
+        | ({"heads"} if heads else set())
+        | ({"width"} if kinds - heads - {"vocab", "experts"} else set())
     )
 
 

@@ -21,6 +21,7 @@ from autoshard.emit.linear import emit_linear
 from autoshard.emit.local import LocalWidth, replace_forward
 from autoshard.emit.norm import emit_norm
 from autoshard.emit.opaque import emit_opaque
+from autoshard.emit.own_experts import emit_own_experts, held_here, keep_experts
 from autoshard.emit.parameters import check_parameters, shard_parameters
 from autoshard.emit.pipeline import LogitsOn, emit_pipeline, keep_stage
 from autoshard.emit.router import emit_router
@@ -40,8 +41,8 @@ from autoshard.sharding import (
     stages_of,
     strategy_reasons,
 )
-from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.padding import PLAIN
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import output_grain, tensor_axes
 
 _APPLIED = "_autoshard_applied"
@@ -74,7 +75,9 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
         keep_stage(model, graph, strategy, own)
-    shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
+    placements = stage_placements(graph, strategy, own)
+    keep_experts(model, stage_instances(graph, own), placements, axes)
+    shard_parameters(model, held_here(placements, axes), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
     if strategy.residual is Layout.TOKENS and axes["tp"].size > 1:
@@ -101,7 +104,8 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     leaders = list(head_leaders(items))
     headed = {i.op.name for leader in leaders for i in used_by(leader, items)}
     for item in items:
-        if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed:
+        loose = isinstance(item.op, ExpertsLinear) and not is_stacked(item.op)
+        if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed or loose:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
     for leader in leaders:
@@ -110,7 +114,11 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
         if item.op.name not in headed:
             _emit_used_inside(model, block, instance, item)
     for item in items:
-        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+        if not isinstance(item.op, ExpertsLinear) or item.op.stage != "down":
+            continue
+        if not is_stacked(item.op):
+            emit_own_experts(model, block, instance, items, item, axes)
+        if item.op.form in ("routed", "batched"):
             _keep_width_around(model, block, instance, item, items, axes)
 
 
@@ -118,10 +126,9 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
-    loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
-    if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
+    if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
-    if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
+    if not owners or op.kind not in ("attention", "latent_attention", "mixer", "combine", "router"):
         return
     module = model.get_submodule(block.fqn(op.fqn, instance))
     emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
@@ -134,7 +141,7 @@ def _owner(item: ResolvedOp) -> str:
 
 def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes) -> None:
     """Emit the experts module once, at its up matrix, with the activation and the down matrix that follow it."""
-    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down" or not is_stacked(item.op):
+    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down":
         return
     act = next(i for i in items if item.op.name in i.op.inputs)
     down = next(i for i in items if act.op.name in i.op.inputs)

@@ -27,12 +27,14 @@ from autoshard.ir import (
     OpGraph,
     Param,
 )
+from autoshard.sharding.layout import ETP
 from autoshard.sharding.legality import attention_heads, choice_key
 from autoshard.sharding.option import Option
 from autoshard.sharding.padding import PLAIN, padded_width
-from autoshard.sharding.layout import ETP
 from autoshard.sharding.patterns import PATTERNS, role_of
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.rules.experts import options as experts_options
+from autoshard.sharding.rules.own_experts import options as own_experts_options
 from autoshard.sharding.space import consumers, option_axis, options
 
 KEPT_BYTES = 2.0
@@ -112,7 +114,7 @@ class Placement:
         self.sites, self.engine, self.scheme, self.facts = sites, engine, scheme, facts
         tp = int(facts["tp"])
         kv = min((min(tp, kv) for _, kv in attention_heads(sites.graph)), default=tp)
-        self.sizes = {"tp": tp, "tp_kv": kv, "ep": int(facts["ep"]), "etp": int(facts["etp"])}
+        self.sizes = {"tp": tp, "tp_kv": kv, "ep": int(facts["ep"]), "etp": int(facts["etp"]), "dp": int(facts["dp"])}
         self._free = engine.name == "torch"
         self._pad = next(
             (p for p in engine.padding if (not p.quant or scheme.name in p.quant) and p.when.value(facts)), None
@@ -166,9 +168,7 @@ class Placement:
             own = site.split if sharding.axis == "tp" and not self._free else None
             ways = int(self.facts[own]) if own is not None else self.sizes[sharding.axis]
             packed, grain = (sharding.packed, sharding.grain) if self._free else (1, PLAIN)
-            shape[sharding.dim] = math.ceil(
-                padded_width(shape[sharding.dim], ways, packed=packed, grain=grain) / ways
-            )
+            shape[sharding.dim] = math.ceil(padded_width(shape[sharding.dim], ways, packed=packed, grain=grain) / ways)
         return tuple(shape)
 
     def _experts_bytes(self, op: ExpertsLinear) -> WeightBytes:
@@ -201,7 +201,7 @@ class Placement:
 
     @staticmethod
     def _expert_options(op: ExpertsLinear) -> tuple[Option, ...]:
-        return experts_options(op, ETP)
+        return experts_options(op, ETP) if is_stacked(op) else own_experts_options(op, ETP)
 
     def _plain_bytes(self) -> float:
         return KEPT_BYTES if self.scheme.is_quantised else self.scheme.element_bytes()

@@ -169,6 +169,9 @@ class OpGraph:
         for block in (data["prologue"], *data["blocks"], data["epilogue"]):
             if not block["returns_more"]:  # what only some models have is not part of the others' identity
                 del block["returns_more"]
+            for op in block["ops"]:
+                if op.get("form") == "routed":
+                    del op["form"]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

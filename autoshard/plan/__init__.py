@@ -3,6 +3,7 @@
 from autoshard.plan.derive import (
     mesh_layout,
     planned_handovers,
+    planned_holders,
     planned_ops,
     planned_padding,
     planned_parameters,
@@ -44,6 +45,7 @@ __all__ = [
     "load",
     "mesh_layout",
     "planned_handovers",
+    "planned_holders",
     "planned_ops",
     "planned_padding",
     "planned_parameters",

@@ -179,7 +179,11 @@ class Alternative(_Part):
 
 
 class PlanData(_Part):
-    """A whole plan file."""
+    """A whole plan file.
+
+    ``held_by`` names, for parameters that not every rank has a part of (experts that are modules of their own), the mesh
+    axis and the coordinate of the ranks that have it.
+    """
 
     schema_: Literal["autoshard.plan/1"] = Field(default="autoshard.plan/1", alias="schema")
     versions: dict[str, str]
@@ -193,6 +197,7 @@ class PlanData(_Part):
     ops: dict[str, tuple[PlannedOp, ...]]
     parameters: dict[str, PlannedParameter]
     padding: dict[str, tuple[PlannedPadding, ...]] = {}
+    held_by: dict[str, tuple[str, Count]] = {}
     predicted: Predicted
     binding: tuple[str, ...]
     search: SearchRecord

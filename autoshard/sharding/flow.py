@@ -5,6 +5,8 @@ all readers need it otherwise; readers that need a shard of a whole tensor slice
 makes (the residual, the attention core's and the activation's output) are moved where they are read. So a gather that
 two readers share is paid once, and a sharded output always pays for what its reader needs -- residual additions
 included.
+
+Experts that the model's own code runs get no tokens from elsewhere: nothing is brought to them, shares are only summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +28,10 @@ from autoshard.ir import (
     OpGraph,
 )
 from autoshard.sharding.layout import TP, Layout, R, Step, T, redistribute
-from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
+from autoshard.sharding.moe import StagePattern, combine, combine_own, dispatch, dispatch_need
 from autoshard.sharding.option import Option
 from autoshard.sharding.padding import PLAIN
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import consumers, output_grain, tensor_axes, tensor_rows, tensor_width
 
 _INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
@@ -65,7 +68,8 @@ def tensor_moves(
     """
     if isinstance(producer, ExpertsLinear) and producer.stage == "down":
         wanted = final if final is not None else readers[0][2]
-        steps = combine(raw, wanted, pattern, hidden=producer.out_dim.size)
+        sum_up = combine if is_stacked(producer) else combine_own
+        steps = sum_up(raw, wanted, pattern, hidden=producer.out_dim.size)
         return Moves(delivered=wanted, exit=steps, entry=tuple(() for _ in readers))
     if producer is None:
         axes, rows, width, packed, grain = TP, "local", _residual_width(block), 1, PLAIN
@@ -92,7 +96,7 @@ def tensor_moves(
     entry = []
     for (op, position, need), at_tp in zip(readers, needs, strict=True):
         steps = bridge(delivered, at_tp)
-        if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
+        if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0 and is_stacked(op):
             steps = (*steps, *dispatch(need, pattern, op))
         elif steps and isinstance(op, _INLINE):
             raise UnsupportedModelError(f"{op.fqn}: its input {width} wide would have to move inside the module")
@@ -101,7 +105,7 @@ def tensor_moves(
 
 
 def _token_need(op: FusedOp, need: Layout, position: int, pattern: StagePattern) -> Layout:
-    if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
+    if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0 and is_stacked(op):
         return dispatch_need(need, pattern)
     return need
 

@@ -15,8 +15,10 @@ from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import (
     free_ops,
     heads_are_padded,
+    leader_of,
     option_axis,
     options,
+    own_experts_reason,
     sharded_residual_reason,
     split_tokens_reason,
 )
@@ -73,9 +75,7 @@ def _nearest(degree: int, allowed: list[int]) -> int:
     return min(allowed, key=lambda d: (abs(d - degree), d))
 
 
-def degree_reasons(
-    graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int, uneven: bool = False
-) -> tuple[Reason, ...]:
+def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int, uneven: bool = False) -> tuple[Reason, ...]:
     """Every rule that these degrees break; empty when they are legal.
 
     Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them) unless they may be filled up
@@ -107,17 +107,11 @@ def degree_reasons(
     for experts in expert_counts(graph):
         if experts % ep and not fits(experts, ep):
             best = _nearest(ep, _divisors(experts))
-            message = f"ep={ep} leaves some ranks without any of {experts} experts; nearest ep that divides them: {best}"
-            found.append(Reason(rule="experts vs ep", values=(("experts", experts), ("ep", ep)), message=message))
-    loose = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
-    if loose and ep > 1:
-        found.append(
-            Reason(
-                rule="stacked experts",
-                values=(("ep", ep),),
-                message=f"ep={ep}, but the experts of {loose[0].fqn} are not one tensor; only ep=1 works",
+            message = (
+                f"ep={ep} leaves some ranks without any of {experts} experts; nearest ep that divides them: {best}"
             )
-        )
+            found.append(Reason(rule="experts vs ep", values=(("experts", experts), ("ep", ep)), message=message))
+    found += _own_experts_reasons(graph, dp=dp, ep=ep)
     if not expert_counts(graph) and ep != dp:
         found.append(
             Reason(
@@ -143,6 +137,25 @@ def degree_reasons(
         except InvalidInputError as error:
             found.append(Reason(rule="mesh nesting", values=(("dp", dp), ("tp", tp), ("ep", ep)), message=str(error)))
     return tuple(found)
+
+
+def _own_experts_reasons(graph: OpGraph, *, dp: int, ep: int) -> list[Reason]:
+    """Rules of experts that the model's own code runs, where ep > 1."""
+    own = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    values = (("dp", dp), ("ep", ep))
+    for block, op in own if ep > 1 else ():
+        why = own_experts_reason(block, op)
+        if why is not None:
+            message = f"ep={ep}, but experts of {op.fqn} cannot be told apart: {why}; only ep=1 works"
+            return [Reason(rule="own experts", values=values, message=message)]
+        if dp > 1:
+            message = f"ep={ep} with dp={dp}: the code that runs experts of {op.fqn} has its own tokens only; use dp=1 or ep=1"
+            return [Reason(rule="own experts", values=values, message=message)]
+        if op.experts.size % ep:
+            best = _nearest(ep, _divisors(op.experts.size))
+            message = f"ep={ep} does not divide {op.experts.size} experts of {op.fqn}; nearest ep that does: {best}"
+            return [Reason(rule="own experts", values=values, message=message)]
+    return []
 
 
 def option_illegal(
@@ -183,6 +196,9 @@ def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
     """
     if op.follows is not None:
         return f"{block.name}/{op.follows}"
+    leader = leader_of(block, op)
+    if leader is not None:
+        return f"{block.name}/{leader.name}"
     shared = {p.shared_with for p in op.params if p.shared_with is not None}
     for other, owner in graph.all_ops() if shared else ():
         if any(p.fqn in shared and p.shared_with is None for p in owner.params):

@@ -29,7 +29,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamPlacement:
-    """A parameter (its FQN in every instance of its block) on a submesh of the stage."""
+    """A parameter (its FQN in every instance of its block) on a submesh of the stage.
+
+    ``held_by`` = (axis, coordinate) says that only ranks there have it: one expert of a list of modules. Every rank has
+    as many of such parameters.
+    """
 
     fqn: str
     shape: tuple[int, ...]
@@ -37,6 +41,7 @@ class ParamPlacement:
     mesh_dims: tuple[str, ...]
     placements: tuple[Placement, ...]
     shared_with: str | None = None
+    held_by: tuple[str, int] | None = None
 
     def padded_shape(self, mesh: StageMesh) -> tuple[int, ...]:
         """Shape of the whole with every dim filled up, so that all ranks have parts of one shape."""
@@ -56,8 +61,8 @@ class ParamPlacement:
         return tuple(shape)
 
     def local_bytes(self, mesh: StageMesh) -> int:
-        """Bytes of one rank's part; an alias has none."""
-        if self.shared_with is not None:
+        """Bytes of one rank's part; an alias has none. Of what some ranks hold, the first holds as much as any."""
+        if self.shared_with is not None or (self.held_by is not None and self.held_by[1] > 0):
             return 0
         count = 1
         for n in self.local_shape(mesh):
@@ -73,7 +78,10 @@ def place(param: Param, position: int, option: Option | None, mesh: StageMesh, *
     """
     shardings = () if option is None or position >= len(option.params) else option.params[position]
     dims: tuple[str, ...] = ("ep", "etp") if experts else ("dp", "tp")
-    by_axis = {s.axis: s for s in shardings}
+    by_axis = {s.axis: s for s in shardings if s.member is None}
+    members = [(s.axis, s.member[0] * mesh.size(s.axis) // s.member[1]) for s in shardings if s.member is not None]
+    if members:
+        dims = tuple(d for d in dims if d != members[0][0])
     if "tp_kv" in by_axis:
         if mesh.size("tp_rep") > 1:
             dims = ("dp", "tp_kv", "tp_rep")
@@ -90,6 +98,7 @@ def place(param: Param, position: int, option: Option | None, mesh: StageMesh, *
         mesh_dims=dims,
         placements=placements,
         shared_with=param.shared_with,
+        held_by=members[0] if members else None,
     )
 
 

@@ -5,6 +5,7 @@ one: over an axis of size one only "replicated" is left (the residual and norms 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autoshard.ir import (
     BLOCK_INPUT,
@@ -28,7 +29,18 @@ from autoshard.ir import (
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.padding import PLAIN, Grain
-from autoshard.sharding.rules import attention, embedding, experts, latent, linear, mixer, norm, pointwise, router
+from autoshard.sharding.rules import (
+    attention,
+    embedding,
+    experts,
+    latent,
+    linear,
+    mixer,
+    norm,
+    own_experts,
+    pointwise,
+    router,
+)
 
 
 def consumers(block: Block, name: str) -> list[tuple[FusedOp, int]]:
@@ -93,12 +105,21 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
         case Router():
             return router.options(op, axes)
         case ExpertsLinear():
-            return experts.options(op, axes)
+            if experts.is_stacked(op):
+                return experts.options(op, axes)
+            return own_experts.options(
+                op if own_experts_reason(block, op) is None else replace(op, form="inside"), axes
+            )
         case Activation() | Opaque():
             made = next((o for o in block.ops if o.name in op.inputs), None)
             return pointwise.options(op, axes, unpadded=isinstance(made, ExpertsLinear) and made.blocks != (1, 1))
         case Add():
             return ()
+
+
+def _makers(block: Block, op: FusedOp) -> list[FusedOp]:
+    """The ops whose outputs an op reads."""
+    return [o for o in block.ops if o.name in op.inputs]
 
 
 def option_axis(option: Option) -> Axis | None:
@@ -110,10 +131,39 @@ def option_axis(option: Option) -> Axis | None:
     return next(s.axis for shards in option.params for s in shards)
 
 
+def leader_of(block: Block, op: FusedOp) -> ExpertsLinear | None:
+    """The op whose choice those of experts have that the model's own code runs: the first matrix; None for others."""
+    if not (isinstance(op, ExpertsLinear) or (isinstance(op, Activation) and op.routed)):
+        return None
+    first = next((o for o in block.ops if isinstance(o, ExpertsLinear)), None)
+    return None if first is None or experts.is_stacked(first) else first
+
+
+def own_experts_reason(block: Block, op: ExpertsLinear) -> str | None:
+    """Why experts that the model's own code runs are whole on every rank; None if ranks can have some each.
+
+    What the module around them returns must be what they give: its sum over ranks is taken where it ends. Batched
+    experts are summed where their own module ends.
+    """
+    if op.form == "inside":
+        return "they are written out in a module that is not told which experts a token goes to"
+    if op.form == "batched":
+        return None
+    around = own_experts.module_around(op)
+    if around == block.instances[0] or not around.startswith(block.instances[0] + "."):
+        return "they have no module of their own around them"
+    for other in block.ops:
+        experts_too = isinstance(other, ExpertsLinear | Router) or (isinstance(other, Activation) and other.routed)
+        if not experts_too and any(p.fqn.startswith(around + ".") for p in other.params):
+            return f"{other.name} is in the module that calls them"
+    return None
+
+
 def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
     fixed = (Add, Opaque, Combine, Indexer)
     own = [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    own = [op for op in own if leader_of(block, op) in (None, op)]
     return [op for op in own if not isinstance(op, Mixer) or not (op.split is None or op.unsplit)]
 
 
@@ -194,7 +244,7 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
             why = op.unsplit or "its q, k and v do not come from projections in a module that was looked at"
             found: tuple[tuple[Choice, str], ...] = ((0, why),)
         case ExpertsLinear():
-            why = "its experts are not one tensor, or its module takes them one by one"
+            why = own_experts_reason(block, op) or "the model's own code has one matrix follow the other"
             found = ((0, why), (1, why))
         case Linear() if op.in_dim.name == "kv_rank":
             found = ((1, "its module reshapes the latent at its whole width"),)
@@ -214,8 +264,13 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
     """
     for block, op in graph.all_ops():
         added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
-        if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
+        loose = isinstance(op, ExpertsLinear) and not experts.is_stacked(op)
+        if added and (loose or (isinstance(op, Combine | Mixer | Opaque) and op.follows is None)):
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
+        if isinstance(op, ExpertsLinear) and op.stage == "down" and not experts.is_stacked(op):
+            why = own_experts_reason(block, op)
+            if why is not None:
+                return f"{block.name}/{op.name} is added to it, whole: {why}"
     return None
 
 

@@ -116,7 +116,9 @@ class TableBuilder:
             return np.ones(len(self.points), dtype=bool)
         columns = np.stack([self.points.sizes[over] for over in overs], 1)
         each, index = np.unique(columns, axis=0, return_inverse=True)
-        fine = [option.undivided(dict(zip(overs, map(int, row), strict=True)), uneven=self.uneven) is None for row in each]
+        fine = [
+            option.undivided(dict(zip(overs, map(int, row), strict=True)), uneven=self.uneven) is None for row in each
+        ]
         return np.array(fine)[index.reshape(-1)]
 
     def _with_pin(

@@ -213,6 +213,9 @@ class WorkModel:
             if param.shared_with is not None:
                 held = np.where(self.points.pp > 1, held, 0.0)
             for s in option.params[i] if option is not None and i < len(option.params) else ():
+                if s.member is not None:
+                    held = held / self.points.sizes[s.axis]
+                    continue
                 whole = param.shape[s.dim]
                 held = held / whole * self._part(whole, s.axis, s.packed, s.grain)
             total += held * self._element_bytes(param, quantised=quantised)

@@ -10,9 +10,7 @@ from autoshard.sharding.space import free_ops, options
 from autoshard.validate.cases import legal_degrees
 
 
-def random_strategies(
-    graph: OpGraph, nproc: int, count: int, seed: int, *, uneven: bool = False
-) -> Iterator[Strategy]:
+def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int, *, uneven: bool = False) -> Iterator[Strategy]:
     rng = random.Random(seed)
     points = list(legal_degrees(graph, nproc, uneven=uneven))
     while count:
@@ -24,9 +22,7 @@ def random_strategies(
         for block in graph.components():
             for op in free_ops(block):
                 offered_here = options(block, op)
-                legal = [
-                    o.choice for o in offered_here if option_illegal(o, sizes, layout, op, uneven=uneven) is None
-                ]
+                legal = [o.choice for o in offered_here if option_illegal(o, sizes, layout, op, uneven=uneven) is None]
                 chosen.setdefault(choice_key(graph, block, op), rng.choice(legal))
         strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=uneven)
         if not strategy_reasons(graph, strategy):

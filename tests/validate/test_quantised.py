@@ -148,7 +148,9 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     codes = torch.zeros(16, 16, dtype=torch.float8_e4m3fn)
     save_file({"a.weight": codes, "a.weight_scale_inv": torch.ones(3, 1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": FP8}))
-    with pytest.raises(InvalidInputError, match=r"a.weight_scale_inv is \(3, 1\); blocks of \(8, 16\) .* need \(2, 1\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"a.weight_scale_inv is \(3, 1\); blocks of \(8, 16\) .* need \(2, 1\)"
+    ):
         with_quantised(read_folder(tmp_path), tmp_path)
 
 

@@ -51,9 +51,7 @@ def simulate(
 
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
         graph = traced(model, tell)
-        data = predict(
-            graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned), uneven=allow_uneven
-        )
+        data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned), uneven=allow_uneven)
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)

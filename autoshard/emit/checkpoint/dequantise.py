@@ -89,7 +89,9 @@ def _fp8(codes: StoredTensor, scales: StoredTensor, block: tuple[int, int]) -> S
             f"{scales.path}: {scales.name} is {scales.shape}; blocks of {block} of {codes.shape} need"
             f" {(*codes.shape[:-2], *blocks)}"
         )
-    return QuantisedTensor(codes.path, codes.name, torch.float32, codes.shape, codes.offset, scales, codes, block, "fp8")
+    return QuantisedTensor(
+        codes.path, codes.name, torch.float32, codes.shape, codes.offset, scales, codes, block, "fp8"
+    )
 
 
 def _mxfp4(codes: StoredTensor, scales: StoredTensor, name: str) -> StoredTensor:
@@ -125,7 +127,9 @@ def _fp8_box(reader: Reader, stored: QuantisedTensor, box: Overlap) -> Tensor:
     codes = _take(reader, stored.codes, box.source, box.shape)
     first = (*box.source[:-2], *(s // b for s, b in zip(box.source[-2:], stored.block, strict=True)))
     last = [(s + n - 1) // b + 1 for s, n, b in zip(box.source[-2:], box.shape[-2:], stored.block, strict=True)]
-    scales = _take(reader, stored.scales, first, (*box.shape[:-2], *(b - a for a, b in zip(first[-2:], last, strict=True))))
+    scales = _take(
+        reader, stored.scales, first, (*box.shape[:-2], *(b - a for a, b in zip(first[-2:], last, strict=True)))
+    )
     for dim in (-2, -1):
         at = torch.arange(box.source[dim], box.source[dim] + box.shape[dim]) // stored.block[dim] - first[dim]
         scales = scales.index_select(dim, at)

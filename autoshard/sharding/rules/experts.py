@@ -8,8 +8,7 @@ Weights quantised by blocks are split between blocks only, so that a scale never
 Experts that do not divide are filled up with some that no token is sent to: the ranks have as many each, the last ranks
 fewer real ones.
 
-Experts that are not stacked in one tensor (modules of their own, rows of a flat matrix), or that a loop takes one by
-one, run whole: such code looks for every expert on every rank.
+Experts that the model's own code runs are in ``own_experts``.
 """
 
 from autoshard.ir import ExpertsLinear
@@ -19,14 +18,14 @@ from autoshard.sharding.option import Option, Pad, ParamSharding
 
 def is_stacked(op: ExpertsLinear) -> bool:
     """Whether all experts' matrices are one tensor with the expert dim first, used as one."""
-    return all(p.role != "slice" and len(p.shape) == (3 if p.role == "weight" else 2) for p in op.params)
+    return op.form == "routed" and all(
+        p.role != "slice" and len(p.shape) == (3 if p.role == "weight" else 2) for p in op.params
+    )
 
 
 def options(op: ExpertsLinear, axes: TensorAxes) -> tuple[Option, ...]:
-    """Choices of one experts matrix over ``axes`` (etp)."""
+    """Choices of one matrix of stacked experts over ``axes`` (etp)."""
     axis = axes.shard
-    if not is_stacked(op):
-        return (Option(choice=None, needs=(R,) * len(op.inputs), yields=R, params=tuple(() for _ in op.params)),)
     expert = ParamSharding(axis="ep", dim=0)
     out_dim, in_dim = (2, 1) if op.transposed else (1, 2)
 
