@@ -64,7 +64,7 @@ def write(plan: PlanData) -> Export:
     blocks = ", ".join(f'"{b.name}": {_function(b)}' for b in plan.graph.components() if b.ops)
     own = "\n".join([*_tables(plan), "", *_functions(plan), _APPLY.format(blocks=blocks)])
     imports, runtime = runtime_source(own)
-    text = "\n".join([_head(plan), imports, "", "# --- the plan", "", own, runtime, ""])
+    text = "\n".join([_head(plan), imports, "", "# --- the plan", "", own, runtime])
     other = plan.workload.dtype != plan.graph.dtype
     dtype = [f"planned for {plan.workload.dtype}; the file shards the model in its own dtype"] if other else []
     replicas = [] if d.replicas == 1 else [f"the plan is {d.replicas} replicas, the file one of them"]
@@ -72,7 +72,7 @@ def write(plan: PlanData) -> Export:
         target="dtensor",
         version=f"torch {VERSION}",
         command=f"torchrun --nproc-per-node {d.num_devices} YOUR_SCRIPT.py",
-        files=(ExportedFile(name=FILE, text=text),),
+        files=(ExportedFile(name=FILE, text=text + "\n"),),
         notes=(
             *replicas,
             *dtype,

@@ -26,7 +26,7 @@ def runtime_source(calls: str) -> tuple[str, str]:
     }
     trees = {part: ast.parse(text) for part, text in texts.items()}
     kept = _needed(trees, calls)
-    bodies, imported = [], [node for part in kept for node in _imports(trees[part])]
+    bodies, imported = ["# --- what torch keeps to itself"], [node for part in kept for node in _imports(trees[part])]
     for name in dict.fromkeys(alias.name for node in imported for alias in node.names if _is_door(node)):
         if name not in _ALIAS:
             bodies.append(getsource(getattr(_torch, name)).rstrip())

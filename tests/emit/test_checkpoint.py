@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,39 @@ def test_shards_are_written_once_and_resumed_or_resharded(tmp_path: Path) -> Non
     assert report.moved_bytes == experts // 2 + quarter - own_o + 256 * 64 * 4 // 4 // 2 + small
 
 
+STAGES = Degrees(pp=2, dp=2, ep=2, batch=4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "llama-tied"])
+def test_stages_save_what_they_hold_and_load_it_again(name: str, tmp_path: Path) -> None:
+    """Two stages of two ranks: loaded from files of a whole model, saved, and loaded again, in stages or in one."""
+    graph, build = graph_of(name), partial(SOURCES[name].build, dtype="float32")
+    staged = pattern_strategy(graph, STAGES, "megatron")
+    single = pattern_strategy(graph, Degrees(tp=2, dp=2, ep=2, etp=2, batch=2), "megatron")
+    build(device="cpu", seed=3).save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    written = 0
+    for rank in (3, 2, 1, 0):
+        with rank_of_four(rank, graph, STAGES) as mesh:
+            model = emit.apply(build(), graph, staged, mesh)
+            load_weights(model, graph, staged, mesh, tmp_path / "whole")
+            written += save_sharded(model, graph, staged, tmp_path / "shards")
+    # Every part once: of the tied llama, the one matrix of embedding and head too, though both stages hold it.
+    assert written == sum(p.numel() * 4 for p in build().parameters())
+    manifest = json.loads((tmp_path / "shards" / "autoshard.shards.json").read_text())["tensors"]
+    files = {n: {part["file"][:10] for part in e["parts"]} for n, e in manifest.items()}
+    assert files["model.layers.1.self_attn.q_proj.weight"] == {"rank-00002"}  # dp ranks 2 and 3 hold the same
+    assert files["model.embed_tokens.weight"] == {"rank-00000"} and files["model.norm.weight"] == {"rank-00002"}
+    for rank, strategy, reshard in ((1, staged, False), (2, staged, False), (3, single, True)):
+        with rank_of_four(rank, graph, strategy.degrees) as mesh:
+            want = emit.apply(build(device="cpu", seed=3), graph, strategy, mesh)
+            got = emit.apply(build(), graph, strategy, mesh)
+            report = load_weights(got, graph, strategy, mesh, tmp_path / "shards", reshard=reshard)
+            assert_same_shards(got, want)
+            assert report.read_bytes >= report.shard_bytes > 0
+    with pytest.raises(PlanMismatchError, match="saved under another plan .pp=2 dp=2 .* not pp=1 dp=2"):
+        check_weights(build(), graph, single, tmp_path / "shards")
+
+
 def test_a_manifest_is_data_that_is_checked(tmp_path: Path) -> None:
     graph = graph_of("mixtral")
     strategy = pattern_strategy(graph, MIXED, "megatron")
@@ -302,14 +335,20 @@ def round_trip(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     graph = graph_of("mixtral")
-    for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2))):
+    for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2), Degrees(pp=2, batch=2))):
         strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
         want = emit.apply(whole_model(), graph, strategy, mesh)
-        if i == 0:
-            dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp")
-        got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
-        dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp")
-        assert_same_shards(got, want)
+        dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp{i}")
+        for saved in {0, i}:
+            got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
+            dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp{saved}")
+            assert_same_shards(got, want)
+    # What stages saved, loaded in one.
+    degrees = Degrees(tp=2, etp=2)
+    strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
+    got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
+    dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp2")
+    assert_same_shards(got, emit.apply(whole_model(), graph, strategy, mesh))
     dist.destroy_process_group()
 
 
