@@ -73,7 +73,7 @@ def gather_routed(tensors: tuple[Tensor, Tensor, Tensor], axis: Axis) -> tuple[T
     wide = torch.promote_types(hidden.dtype, torch.float32)
     parts = (hidden.contiguous(), weights.to(wide).contiguous(), chosen.to(torch.int32).contiguous())
     rows = [part.view(torch.uint8) for part in parts]
-    every = gather(torch.cat(rows, 1), 0, axis, 1).split([r.shape[1] for r in rows], 1)
+    every = torch.split(gather(torch.cat(rows, 1), 0, axis, 1), [r.shape[1] for r in rows], 1)
     found = [e.contiguous().view(part.dtype) for e, part in zip(every, parts, strict=True)]
     return found[0], found[2].to(chosen.dtype), found[1].to(weights.dtype)
 
