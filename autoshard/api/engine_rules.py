@@ -9,6 +9,7 @@ from autoshard.api.candidates import KEYS
 from autoshard.api.verdict import Request, make_request, memory_finding
 from autoshard.api.verdict import judge as find_verdict
 from autoshard.engines import Judge, MemoryModel, engine_names
+from autoshard.export import TARGETS
 from autoshard.export.engines.launch import flag_targets, version_of
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
@@ -26,11 +27,12 @@ class EngineRules:
     request: Request
     judge: Judge
     memory: MemoryModel
+    settled: frozenset[str]
 
     def broken(self, d: Degrees) -> tuple[str, ...]:
         """Rules that degrees break."""
         found = self.judge.findings(pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep, etp=d.etp, replicas=d.replicas)
-        return tuple(f.message for f in found if f.effect != "note")
+        return tuple(f.message for f in found if f.effect != "note" and f.rule not in self.settled)
 
     def unfit(self, d: Degrees) -> tuple[str, ...]:
         """Why weights, workspace and one request do not fit at degrees that break no rule."""
@@ -63,4 +65,4 @@ def engine_rules(target: str, graph: OpGraph, cluster: Cluster, workload: Worklo
         kv_dtype=workload.kv_dtype,
     )
     memory = MemoryModel(request.launch, context=request.context, kv_dtype=request.kv_dtype)
-    return EngineRules(request, Judge(request.launch), memory)
+    return EngineRules(request, Judge(request.launch), memory, TARGETS[target].settles)

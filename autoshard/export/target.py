@@ -23,6 +23,7 @@ class Target:
         reasons: Why the program cannot run a strategy of a model, a sentence each; empty if it can.
         strategy: The strategy the program would run at given degrees, or None if it has none there.
         write: The export of a plan that has no reasons against it.
+        settles: Rules of ``autoshard check`` about defaults that its files replace: ``reasons`` judges what they say.
         spaces: Parts of the space of which it takes any choice; empty for a program that makes its own choices.
     """
 
@@ -32,3 +33,4 @@ class Target:
     strategy: Callable[[OpGraph, Degrees], Strategy | None]
     write: Callable[[PlanData], Export]
     spaces: tuple[Space, ...] = ()
+    settles: frozenset[str] = frozenset()
