@@ -60,8 +60,8 @@ def test_sglang_counts_attention_ranks_inside_tp(plan_of_strategy: MakePlan) -> 
     # dp 4 x tp 2 = 8 ranks of a stage; experts 2 groups of 4.
     found = made(plan_of_strategy, "sglang", Degrees(dp=4, tp=2, ep=2, etp=4, batch=4))
     config = yaml.safe_load(text(found, "config.yaml"))
-    assert (config["tp-size"], config["dp-size"], config["ep-size"]) == (8, 4, 2)
-    assert config["enable-dp-attention"] is True
+    assert (config["tp-size"], config["ep-size"]) == (8, 2)
+    assert "--dp-size 4 \\\n  --enable-dp-attention" in text(found, "launch.sh")
 
 
 def test_trtllm_attention_is_data_parallel_over_all_ranks_or_none(plan_of_strategy: MakePlan) -> None:

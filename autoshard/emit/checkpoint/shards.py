@@ -7,8 +7,10 @@ for every tensor its shape, dtype and parts: a file, and the region of the whole
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit.checkpoint.files import read_header
 from autoshard.emit.checkpoint.pieces import Piece
-from autoshard.emit.checkpoint.regions import Region, region_of
+from autoshard.emit.checkpoint.regions import Region, overlaps, region_of
 from autoshard.emit.checkpoint.tensors import described, tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import OpGraph
@@ -190,14 +192,26 @@ def read_manifest(folder: Path) -> Manifest:
                 have = "missing" if stored is None else stored.shape
                 raise InvalidInputError(f"{folder / part.file}: {name} is {have}, {MANIFEST} says {region.shape}")
             found.append(Piece(stored, region))
-        inside = all(
-            b <= n for p in found for runs, n in zip(p.region.dims, entry.shape, strict=False) for _, b in runs
-        )
-        if not inside or sum(p.region.numel for p in found) != math.prod(entry.shape):
+        if not covered(entry.shape, tuple(p.region for p in found)):
             raise InvalidInputError(f"{path}: the parts of {name} do not make up {entry.shape}")
         pieces[name] = tuple(found)
-    owners = {folder / f: int(f.removeprefix("rank-").partition(".")[0] or 0) for f in headers if f.startswith("rank-")}
+    numbers = {f: re.fullmatch(r"rank-(\d+)\.safetensors", f) for f in headers}
+    owners = {folder / f: int(match[1]) for f, match in numbers.items() if match}
     return Manifest(data, pieces, owners)
+
+
+@cache
+def covered(shape: tuple[int, ...], regions: tuple[Region, ...]) -> bool:
+    """Whether regions make up a tensor of ``shape``: each inside it, none overlapping, together all of it."""
+    for region in regions:
+        if len(region.dims) != len(shape):
+            return False
+        for runs, n in zip(region.dims, shape, strict=True):
+            ends = [0, *(end for run in runs for end in run), n]
+            if ends != sorted(ends):
+                return False
+    apart = all(next(overlaps(p, q), None) is None for i, p in enumerate(regions) for q in regions[:i])
+    return apart and sum(region.numel for region in regions) == math.prod(shape)
 
 
 def same_layout(manifest: Manifest, graph: OpGraph, strategy: Strategy) -> str | None:
