@@ -47,7 +47,7 @@ def experts_touched(experts_local: ArrayLike, experts: ArrayLike, top_k: ArrayLi
 
 
 def most_touched(experts: int, top_k: int, tokens: ArrayLike, ep: ArrayLike, skew: float = 0.0) -> FloatArray:
-    r"""Expected number of touched experts on the rank that has most of them: all ranks wait for the one that reads most.
+    r"""Expected number of touched experts on the rank that has most of them, for which all ranks wait.
 
     Of the ``K = sum(1 - (1 - pi_e)^T)`` touched experts a rank holding ``m = E / ep`` has a hypergeometric number, with
     correlation ``-1 / (ep - 1)`` between ranks, and the largest of ``ep`` of them is as in `imbalance`:
@@ -85,8 +85,9 @@ def imbalance(
 
     An expert gets a binomial number of the ``T`` tokens, of mean ``T pi_e``; the variance of that number over experts
     is ``S^2 = (T (k - Q) + T^2 (Q - k^2 / E)) / (E - 1)`` with ``Q = sum(pi_e^2)`` (of ``shares``, the model's
-    `choice_shares`; ``k^2 / E`` if choices are even). A rank's load adds up ``E / ep`` of them and is about normal, with correlation ``-1 / (ep - 1)`` between
-    ranks, which makes the expected maximum that of independent loads times ``sqrt(ep / (ep - 1))``:
+    `choice_shares`; ``k^2 / E`` if choices are even). A rank's load adds up ``E / ep`` of them and is about normal, with
+    correlation ``-1 / (ep - 1)`` between ranks, which makes the expected maximum that of independent loads times
+    ``sqrt(ep / (ep - 1))``:
 
     .. math:: 1 + c(ep) \frac{ep}{T k} \sqrt{\frac{E}{ep} S^2}
        \quad = \quad 1 + c(ep) \sqrt{\frac{ep}{T k} \cdot \frac{E - k}{E - 1}} \quad \text{(even choices)}
