@@ -85,7 +85,7 @@ def imbalance(
 
     An expert gets a binomial number of the ``T`` tokens, of mean ``T pi_e``; the variance of that number over experts
     is ``S^2 = (T (k - Q) + T^2 (Q - k^2 / E)) / (E - 1)`` with ``Q = sum(pi_e^2)`` (of ``shares``, the model's
-    `choice_shares`; ``k^2 / E`` if choices are even). A rank's load adds up ``E / ep`` of them and is about normal, with
+    `choice_shares`; ``k^2 / E`` if choices are even). A rank has ``E / ep`` of them, a load that is about normal, with
     correlation ``-1 / (ep - 1)`` between ranks, which makes the expected maximum that of independent loads times
     ``sqrt(ep / (ep - 1))``:
 
