@@ -97,7 +97,8 @@ class TensorMoves:
                 return None
             layouts.append(option.yields if end == 0 else option.needs[self._readers[end - 1][1]])
         leaves = R if is_head(self._producer) else residual
-        exchange = self._dispatch in chosen and self._choices[self._dispatch][chosen[self._dispatch]] == 0
+        by = self._dispatch
+        exchange = by is not None and by in chosen and self._choices[by][chosen[by]] == 0
         return Ends(
             raw=layouts[0], needs=tuple(layouts[1:]), final=None if self._readers else leaves, exchange=exchange
         )

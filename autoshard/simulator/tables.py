@@ -29,7 +29,7 @@ from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.launches import joins_experts, merged_products
 from autoshard.simulator.lengths import Lengths, own_lengths
 from autoshard.simulator.moves import Ends, TensorMoves, is_head
-from autoshard.simulator.points import Points
+from autoshard.simulator.points import Points, distinct
 from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
 from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
 from autoshard.workload import Workload
@@ -76,11 +76,11 @@ class TableBuilder:
         }
         self.variables = tuple(self._variable(key) for key in choice_keys(self.graph))
         self._index = {v.key: i for i, v in enumerate(self.variables)}
-        patterns = [
-            StagePattern.of(int(d), int(e), int(t))
-            for d, e, t in zip(self.points.dp, self.points.ep, self.points.etp, strict=True)
-        ]
-        self._groups = {p: np.flatnonzero([q == p for q in patterns]) for p in dict.fromkeys(patterns)}
+        first, of = distinct(points.dp, points.ep, points.etp)
+        patterns = [StagePattern.of(int(points.dp[i]), int(points.ep[i]), int(points.etp[i])) for i in first]
+        known = list(dict.fromkeys(patterns))
+        number = np.array([known.index(p) for p in patterns])[of]
+        self._groups = {p: np.flatnonzero(number == i) for i, p in enumerate(known)}
 
     def _owner(self, key: str) -> tuple[Block, FusedOp]:
         return next((b, op) for b, op in self.graph.all_ops() if f"{b.name}/{op.name}" == key)
@@ -88,12 +88,14 @@ class TableBuilder:
     def _variable(self, key: str) -> Variable:
         sizes, n = self.points.sizes, len(self.points)
         if key in (RESIDUAL, DISPATCH):
-            columns = np.stack([sizes["tp"], sizes["ep"], self.points.pp], 1)
-            each, index = np.unique(columns, axis=0, return_inverse=True)
+            first, of = distinct(sizes["tp"], sizes["ep"], self.points.pp)
             offered = [
-                model_choices(self.graph, {"tp": int(tp), "ep": int(ep)}, pp=int(pp))[key] for tp, ep, pp in each
+                model_choices(
+                    self.graph, {"tp": int(sizes["tp"][i]), "ep": int(sizes["ep"][i])}, pp=int(self.points.pp[i])
+                )[key]
+                for i in first
             ]
-            legal = np.array([[why is None for why in o.values()] for o in offered])[index.reshape(-1)]
+            legal = np.array([[why is None for why in o.values()] for o in offered])[of]
             return self._with_pin(key, tuple(offered[0]), legal, (None,) * len(offered[0]))
         block, op = self._owner(key)
         listed = options(block, op)
