@@ -126,8 +126,8 @@ def _reduced_job(
 ) -> ModelJob:
     """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks).
 
-    What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either. A model whose config says
-    that its weights are quantised by blocks has a quantised checkpoint written into ``folder``, for ranks to load.
+    What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either. A model whose config
+    says that its weights are quantised by blocks has a quantised checkpoint written into ``folder``, for ranks to load.
     """
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")

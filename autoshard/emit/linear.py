@@ -20,8 +20,9 @@ from autoshard.sharding.padding import PLAIN, Grain
 
 
 def emit_linear(module: nn.Module, item: ResolvedOp, axes: Axes, tensor_axes: TensorAxes, grain: Grain = PLAIN) -> None:
-    """Run ``module`` (weight (out, in), bias (out)) under ``item``; its output lives on ``tensor_axes``, filled up in
-    pieces of ``grain`` if it does not divide.
+    """Run ``module`` (weight (out, in), bias (out)) under ``item``.
+
+    Its output lives on ``tensor_axes``, filled up in pieces of ``grain`` if it does not divide.
     """
     partial = item.option is not None and item.option.yields is Layout.PARTIAL
     withheld = frozenset({"bias"} & set(module._parameters)) if partial else frozenset()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoshard.emit.checkpoint.tensors import note_elsewhere
 from autoshard.emit.local import local_parameters, map_first_tensor, replace_forward
 from autoshard.emit.steps import Axes, run_steps
 from autoshard.ir import Block, ExpertsLinear
@@ -50,7 +51,10 @@ def keep_experts(
                 if name in away:
                     path = expert_module(name)[0]
                     parent, _, child = path.rpartition(".")
-                    model.get_submodule(parent)._modules[child] = ForeignExpert(op.out_dim.size)
+                    stand_in, whole = ForeignExpert(op.out_dim.size), model.get_submodule(path)
+                    if not isinstance(whole, ForeignExpert):
+                        note_elsewhere(stand_in, whole)
+                        model.get_submodule(parent)._modules[child] = stand_in
 
 
 def emit_own_experts(

@@ -181,8 +181,8 @@ class Alternative(_Part):
 class PlanData(_Part):
     """A whole plan file.
 
-    ``held_by`` names, for parameters that not every rank has a part of (experts that are modules of their own), the mesh
-    axis and the coordinate of the ranks that have it.
+    ``held_by`` names, for parameters that not every rank has a part of (experts that are modules of their own), the
+    mesh axis and the coordinate of the ranks that have it.
     """
 
     schema_: Literal["autoshard.plan/1"] = Field(default="autoshard.plan/1", alias="schema")

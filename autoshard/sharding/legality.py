@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import InvalidInputError
-from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
+from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph, once_per_graph
 from autoshard.sharding.cut import pipeline_obstacle
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, stage_mesh
 from autoshard.sharding.layout import Layout
@@ -34,6 +34,7 @@ class Reason:
     message: str
 
 
+@once_per_graph
 def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     """Distinct (query heads, kv heads) of the model's attention cores; a latent one has as many of both."""
     found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
@@ -41,6 +42,7 @@ def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found))
 
 
+@once_per_graph
 def heads_that_are_padded(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     """Those of `attention_heads` that may be filled up in every core that has them."""
     found: dict[tuple[int, int], bool] = {}
@@ -51,6 +53,7 @@ def heads_that_are_padded(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     return tuple(key for key, padded in found.items() if padded)
 
 
+@once_per_graph
 def expert_counts(graph: OpGraph) -> tuple[int, ...]:
     """Distinct numbers of routed experts; empty for a dense model."""
     return tuple(sorted({op.experts.size for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)}))
@@ -141,29 +144,38 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int, uneven
 
 def _own_experts_reasons(graph: OpGraph, *, dp: int, ep: int) -> list[Reason]:
     """Rules of experts that the model's own code runs, where ep > 1."""
-    own = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
     values = (("dp", dp), ("ep", ep))
-    for block, op in own if ep > 1 else ():
-        why = own_experts_reason(block, op)
+    for fqn, experts, why in _own_experts(graph) if ep > 1 else ():
+        message = None
         if why is not None:
-            message = f"ep={ep}, but experts of {op.fqn} cannot be told apart: {why}; only ep=1 works"
-            return [Reason(rule="own experts", values=values, message=message)]
-        if dp > 1:
-            message = f"ep={ep} with dp={dp}: the code that runs experts of {op.fqn} has its own tokens only; use dp=1 or ep=1"
-            return [Reason(rule="own experts", values=values, message=message)]
-        if op.experts.size % ep:
-            best = _nearest(ep, _divisors(op.experts.size))
-            message = f"ep={ep} does not divide {op.experts.size} experts of {op.fqn}; nearest ep that does: {best}"
+            message = f"ep={ep}, but experts of {fqn} cannot be told apart: {why}; only ep=1 works"
+        elif dp > 1:
+            message = f"ep={ep} with dp={dp}: the code that runs experts of {fqn} has its own tokens only; use dp=1"
+        elif experts % ep:
+            best = _nearest(ep, _divisors(experts))
+            message = f"ep={ep} does not divide {experts} experts of {fqn}; nearest ep that does: {best}"
+        if message is not None:
             return [Reason(rule="own experts", values=values, message=message)]
     return []
+
+
+@once_per_graph
+def _own_experts(graph: OpGraph) -> tuple[tuple[str, int, str | None], ...]:
+    """Experts that the model's own code runs: their module, how many there are, and why ranks cannot have some each."""
+    own = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    return tuple((op.fqn, op.experts.size, own_experts_reason(b, op)) for b, op in own)
 
 
 def option_illegal(
     option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp, *, uneven: bool = False
 ) -> str | None:
-    """Why an option is not offered at axis ``sizes``; None if it is. ``uneven`` allows what is filled up if asked."""
+    """Why an option is not offered at axis ``sizes``; None if it is. ``uneven`` allows what is filled up if asked.
+
+    An op that follows another has its choice, also where its own axis has one rank: the k norm of a core with one kv
+    head, which every rank has, goes with query heads split over tp.
+    """
     axis = option_axis(option)
-    if axis is not None and sizes[axis] == 1:
+    if axis is not None and sizes[axis] == 1 and op.follows is None:
         return f"same as replicated at {axis}=1"
     why = option.undivided(sizes, uneven=uneven)
     if why is not None:
@@ -271,13 +283,18 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     return tuple(found)
 
 
+@once_per_graph
+def _embedding_width(graph: OpGraph) -> int:
+    return max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=0)
+
+
 def model_choices(graph: OpGraph, sizes: Mapping[str, int], *, pp: int = 1) -> dict[str, dict[Choice, str | None]]:
     """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is).
 
     Tokens are not split over pipeline stages: a stage reads from what it is sent how many there are.
     """
     tp = sizes["tp"]
-    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=tp)
+    width = _embedding_width(graph) or tp
     sharded = sharded_residual_reason(graph)
     tokens = split_tokens_reason(graph)
     if tp == 1:

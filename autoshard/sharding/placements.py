@@ -17,8 +17,9 @@ from autoshard.units import dtype_bytes
 class Placement:
     """Placement over one mesh dim: ``replicate``, or ``shard`` of tensor dim ``dim`` in ``packed`` parts alike.
 
-    A dim that does not divide is filled up in pieces of ``grain``. ``packed`` = 1 is torch's ``Shard(dim)``; more is ``_StridedShard(dim, split_factor=packed)``: each of the parts
-    that lie side by side in the dim (gate|up) is split over the ranks.
+    ``packed`` = 1 is torch's ``Shard(dim)``; more is ``_StridedShard(dim, split_factor=packed)``: each of the parts
+    that lie side by side in the dim (gate|up) is split over the ranks. A dim that does not divide is filled up in
+    pieces of ``grain``.
     """
 
     kind: Literal["replicate", "shard"] = "replicate"

@@ -23,8 +23,8 @@ class ModelJob(BaseModel):
     """A model to build, its graph, and the cases to run on it.
 
     ``lengths`` are the tokens of the prompt and of every decode step, ``sequences`` the batch over all dp ranks;
-    ``dtypes`` stand for the job's where given. With ``checkpoint``, the folder of a quantised one
-    (`autoshard.validate.quantised`), ranks load their shards from it, and the unsharded model has its dequantised weights.
+    ``dtypes`` stand for the job's where given. With ``checkpoint``, the folder of a quantised one, ranks load their
+    shards from it, and the unsharded model has its dequantised weights (`autoshard.validate.quantised`).
     """
 
     model_config = ConfigDict(extra="forbid")

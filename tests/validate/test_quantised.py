@@ -76,7 +76,7 @@ def test_fp8_by_hand() -> None:
 
 
 def test_mxfp4_by_hand() -> None:
-    # One expert of 32 x 1: the largest is 12, 8 <= 12 < 16, so the exponent is 3 - 2 = 1; 12 / 2 = 6 is the largest code.
+    # One expert of 32 x 1: the largest is 12, 8 <= 12 < 16, so the exponent is 3 - 2 = 1; 12 / 2 = 6, the largest code.
     values = [12.0, -1.0, 3.0, 2.9, *[0.0] * 28]  # halves: 6, -0.5, 1.5, 1.45 (nearest 1.5): codes 7, 8 + 1, 3, 3
     codes, scales = quantise_mxfp4(torch.tensor(values)[None, :, None])
     assert scales.tolist() == [[[128]]]

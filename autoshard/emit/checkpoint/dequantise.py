@@ -6,8 +6,8 @@ dequantised, wherever it is cut: every element is its own number times the scale
 *fp8 blocks* (DeepSeek-V3, Qwen3 FP8): ``NAME`` in e4m3 of (..., out, in) and ``NAME_scale_inv``, a scale for every
 (begun) block of ``weight_block_size`` elements: ``w[r, c] * scale[r // m, c // n]``, in float32.
 
-*mxfp4* (gpt-oss): ``NAME_blocks`` of (experts, out, groups, 16) bytes and ``NAME_scales`` of (experts, out, groups): two
-e2m1 numbers a byte, the even column in the low bits, each times ``2 ** (scale - 127)``; groups of 32 run along the
+*mxfp4* (gpt-oss): ``NAME_blocks`` of (experts, out, groups, 16) bytes and ``NAME_scales`` of (experts, out, groups):
+two e2m1 numbers a byte, the even column in the low bits, each times ``2 ** (scale - 127)``; groups of 32 run along the
 contracted dim [OCP Microscaling Formats 1.0, section 5.1]. The parameter is (experts, in, out): transposed.
 """
 

@@ -45,8 +45,8 @@ def distributed_state(model: nn.Module, graph: OpGraph) -> dict[str, Tensor]:
             raise PlanMismatchError(f"the plan was not applied to this model: {name} is no DTensor")
         if tuple(tensor.shape) != shapes.get(name, tuple(tensor.shape)):
             raise PlanMismatchError(
-                f"{name} {shapes[name]} is filled up to {tuple(tensor.shape)} by this plan, and torch's checkpoints would"
-                " keep that; use save_sharded"
+                f"{name} {shapes[name]} is filled up to {tuple(tensor.shape)} by this plan, and torch's checkpoints"
+                " would keep that; use save_sharded"
             )
         found[name] = _in_boxes(tensor, *packed[name]) if isinstance(tensor, DTensor) and name in packed else tensor
     return found
