@@ -16,7 +16,8 @@ Choice = int | None
 class ParamSharding:
     """Which dim of a parameter is split over which axis; ``packed`` > 1 splits each of that many parts alike.
 
-    With ``member`` = (i, n) the parameter is one of n alike of which each rank of the axis has a run: one holds it. A dim that does not divide is filled up in pieces of ``grain`` (`autoshard.sharding.padding`).
+    With ``member`` = (i, n) the parameter is one of n alike of which each rank of the axis has a run: one holds it.
+    A dim that does not divide is filled up in pieces of ``grain`` (`autoshard.sharding.padding`).
     """
 
     axis: Axis

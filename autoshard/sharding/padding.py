@@ -1,9 +1,9 @@
 """Widths that do not divide: how they are filled up, so that every rank has a part of the same size.
 
-A dim of ``packed`` parts side by side (gate|up) has each of them filled up by itself. A part is of ``outer`` x ``group``
-x ``unit`` elements: ``unit`` of them stay together (the columns of one head) and ``group`` units belong together (the query heads
-of one kv head). With at least as many outer pieces as ranks, whole pieces are added at the end; with fewer, ranks share
-a piece, and every group is filled up to a multiple of them. For a plain width both are 1:
+A dim of ``packed`` parts side by side (gate|up) has each of them filled up by itself. A part is of ``outer`` times
+``group`` times ``unit`` elements: ``unit`` of them stay together (the columns of one head) and ``group`` units belong
+together (the query heads of one kv head). With at least as many outer pieces as ranks, whole pieces are added at the
+end; with fewer, ranks share a piece, and every group is filled up to a multiple of them. For a plain width both are 1:
 
     to = ceil(width / ranks) * ranks
 

@@ -5,7 +5,8 @@ to safetensors, and dequantised in the plainest way for the unsharded reference,
 read with is used. What is proved is that shards cut on blocks with their scales are the parts of the whole.
 
 fp8: the scale of a block is its largest magnitude over 448, the largest e4m3. mxfp4: the scale of a group is the power
-of two below its largest magnitude, over 4 [OCP Microscaling Formats 1.0, section 6.3]; numbers go to the nearest of e2m1.
+of two below its largest magnitude, over 4 [OCP Microscaling Formats 1.0, section 6.3]; numbers go to the nearest of
+e2m1.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Widths that no degree divides: padded as the plan says, equal to the unsharded model, with the bytes that are listed."""
+"""Widths that no degree divides: padded as the plan says, equal to the unsharded model, sent and held as listed."""
 
 import pytest
 
