@@ -146,7 +146,7 @@ def _own_experts_reasons(graph: OpGraph, *, dp: int, ep: int) -> list[Reason]:
     """Rules of experts that the model's own code runs, where ep > 1."""
     values = (("dp", dp), ("ep", ep))
     for fqn, experts, why in _own_experts(graph) if ep > 1 else ():
-        message = None
+        message: str | None = None
         if why is not None:
             message = f"ep={ep}, but experts of {fqn} cannot be told apart: {why}; only ep=1 works"
         elif dp > 1:

@@ -1,6 +1,7 @@
 """How a model's code runs its experts (`autoshard.ir.ExpertsLinear.form`), by what was traced."""
 
 import re
+from typing import Literal
 
 from torch import fx, nn
 
@@ -9,10 +10,11 @@ from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import LAYOUT
 
+Form = Literal["routed", "listed", "batched", "inside"]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def experts_form(context: GraphContext, params: tuple[Param, ...], fqn: str, *, down: fx.Node, experts: int) -> str:
+def experts_form(context: GraphContext, params: tuple[Param, ...], fqn: str, *, down: fx.Node, experts: int) -> Form:
     """The form of the experts that own ``params`` in the module ``fqn``; ``down`` is their last product."""
     stacked = all(p.role != "slice" and len(p.shape) == (2 if p.role == "bias" else 3) for p in params)
     if stacked and context.takes_routing(fqn):

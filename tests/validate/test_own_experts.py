@@ -1,4 +1,4 @@
-"""Experts that the model's own code runs: lists of modules and Llama-4's batches over ep and etp, on simulated ranks."""
+"""Experts that the model runs itself: lists of modules and batches (Llama-4) over ep and etp, on simulated ranks."""
 
 import pytest
 
