@@ -219,3 +219,12 @@ def test_sglang_chooses_its_share_by_device_and_degrees() -> None:
     # before, a constant
     m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", version="0.4.6", tp=8)
     assert m.budget == pytest.approx(0.88 * (m.capacity - m.context - m.communication) - m.weights.total)
+
+
+def test_vllm_counts_graphs_in_its_budget_from_0_21() -> None:
+    before, after = (rank("qwen3-30b-a3b", "H100x1", "fp8", version=v) for v in ("0.20", "0.21"))
+    # 0.92 instead of 0.9 of the device, less the graphs
+    assert after.budget - before.budget == pytest.approx(0.02 * before.capacity - before.graphs)
+    # an A100 of 80 GB has the step of a small GPU: a quarter of the tokens and sequences
+    small = rank("qwen3-30b-a3b", "A100x1", "fp8")
+    assert small.activations == pytest.approx(before.activations / 4, rel=0.02)
