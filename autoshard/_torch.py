@@ -17,6 +17,7 @@
 ======================================= ==========================================================================
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -114,16 +115,17 @@ def as_process_group(value: Any) -> ProcessGroup | None:
 def threads_as_ranks() -> Iterator[None]:
     """Within it every thread has process groups of its own, so that a thread can be a rank.
 
-    The process' own groups are out of sight and come back afterwards.
+    The process' own groups are out of sight and come back afterwards, and so does how it reports exceptions: every
+    group that is made puts another "[rank0]:" before each line.
     """
-    before = c10d._world
+    before, report = c10d._world, sys.excepthook
     c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
-        c10d._world = before
+        c10d._world, sys.excepthook = before, report
 
 
 def reduces_by_sum(args: tuple[Any, ...]) -> bool:
