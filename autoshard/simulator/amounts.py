@@ -69,7 +69,7 @@ class Amounts:
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""
         rows: FloatArray = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k)
-        total = rows * step.row_bytes(activation_bytes, points.sizes)
+        total: FloatArray = rows * step.row_bytes(activation_bytes, points.sizes)
         for axis in step.split:
             total = total / points.sizes[axis]
         return total

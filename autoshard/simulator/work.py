@@ -139,8 +139,8 @@ class WorkModel:
             total = np.zeros(len(self.points))
             for other, axis in self.merged[op.name]:
                 total = total + self._part(other.out_dim.size, axis if splits else None, other.packed, _grain(option))
-        kind = "head" if op.is_head else "dense"
-        whole = self.kernels.gemm_s(tokens, self._read(op.in_dim.size, option), total, kind)
+        inner = self._read(op.in_dim.size, option)
+        whole = self.kernels.gemm_s(tokens, inner, total, "head" if op.is_head else "dense")
         return whole * (width / total)
 
     def _experts(self, op: ExpertsLinear, option: Option | None) -> FloatArray:

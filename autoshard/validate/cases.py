@@ -80,7 +80,7 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
             key = choice_key(graph, block, op)
             wanted = strategy.choice(key)
             legal = {o.choice: o for o in options(block, op)}
-            why: str | None = "the op has no such choice"
+            why = "the op has no such choice"
             if wanted in legal:
                 why = option_illegal(legal[wanted], sizes, layout, op, uneven=strategy.uneven)
             if wanted is not None and why is not None:
