@@ -55,7 +55,7 @@ paper: $(STAMP)
 
 paper-full: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
-	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --full --out build/paper-full.jsonl
+	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --set full --out build/paper-full.jsonl
 	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl
 
 # On a machine with CUDA, minutes: its own constants, as a cluster file for --cluster; and every fused op of one rank of
