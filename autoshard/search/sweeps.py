@@ -1,9 +1,10 @@
 """All strategies one move away from a good one: chance alone would take long to try every one of them.
 
 Four kinds of moves: one component takes another option; two neighbouring choices change together (a layout between two
-operators costs unless both follow it); a run of choices becomes that of another good strategy, or all one option; the degrees
-move together, each by a size or one of them to any, and the batch stays, or becomes the largest or the second largest that
-fits. All are made legal by projection, and none costs a call. Moves that are each better may be made at once.
+operators costs unless both follow it); a run of choices becomes that of another good strategy, or all one option; the
+degrees move together, each by a size or one of them to any, and the batch stays, or becomes the largest or the second
+largest that fits. All are made legal by projection, and none costs a call. Moves that are each better may be made at
+once.
 """
 
 import itertools
