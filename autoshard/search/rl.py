@@ -13,7 +13,7 @@ at the end sweeps: every strategy one move from the best (`sweeps.py`). Mutation
 enter the ratio ρ; they teach through the elites. `PAPER` is the agent without what was added (`rl-paper`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -201,7 +201,7 @@ class _Agent:
         """Try all moves from a strategy, kind by kind; stops and returns True once one is better than the best."""
         problem, recorder = self.problem, self.recorder
         donors = memory.pool.strategies[: self.config.donors]
-        kinds = (
+        kinds: tuple[Callable[[], IntArray], ...] = (
             lambda: single_edits(problem, x),
             lambda: pair_edits(problem, x),
             lambda: run_edits(problem, x, donors),

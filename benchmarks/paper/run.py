@@ -21,7 +21,6 @@ import numpy as np
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.compare import SEEDLESS
-from autoshard.api.pins import pins_for
 from autoshard.api.solve import make_simulator, regret_to, run_search
 from autoshard.catalogue import find
 from autoshard.errors import AutoshardError
@@ -33,11 +32,12 @@ from autoshard.search.result import SearchResult
 from autoshard.search.rl import search as search_rl
 from autoshard.simulator import Simulator
 from autoshard.tracing import trace_source
-from benchmarks.paper.points import ABLATED, BUDGET, METHODS, SETS, SUBSET, VARIANTS, Point
+from benchmarks.paper import studies
+from benchmarks.paper.points import ABLATED, BUDGET, METHODS, SETS, VARIANTS, Point
 
 OUT = Path("build/paper.jsonl")
-FAMILIES = {"method": 10, "variant": 5, "collective": 1}
-"""Seeds of each kind of task."""
+FAMILIES = {"method": 10, "variant": 5}
+"""Seeds of each kind of task that has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,15 @@ def _simulator(name: str) -> tuple[Simulator, float, float]:
 def run_task(task: Task) -> list[dict[str, Any]]:
     """Every seed of a task, a line each."""
     point = task.point
-    if task.kind == "collective":
-        return run_collectives(point)
     line = {"point": point.name, "kind": task.kind, "name": task.name}
     try:
         simulator, optimum, exact_s = _simulator(point.name)
     except AutoshardError as error:
         return [{**line, "seed": seed, "refused": str(error)} for seed in task.seeds]
+    if task.kind == "collective":
+        return [{**line, "seed": 0, "forms": list(studies.collectives(simulator))}]
+    if task.kind == "gain":
+        return [{**line, "seed": 0, **studies.gain(simulator)}]
     lines = []
     for seed in task.seeds:
         start, cpu = time.perf_counter(), time.process_time()
@@ -98,38 +100,6 @@ def run_task(task: Task) -> list[dict[str, Any]]:
     return lines
 
 
-def run_collectives(point: Point) -> list[dict[str, Any]]:
-    """The optimum's degrees held, and only the collective behind the experts varied: reduce or gather.
-
-    The second expert matrix is held at 1 (partial sums, added up) and at 0 (outputs sharded, gathered before it and
-    behind it); every other choice is free in both.
-    """
-    try:
-        simulator, optimum, _ = _simulator(point.name)
-    except AutoshardError:
-        return []
-    best = ExactSearch(simulator).run()
-    assert best.point is not None
-    degrees = degrees_dict(simulator.points.degrees(best.point))
-    lines = []
-    for name, choice in (("all_reduce", 1), ("all_gather", 0)):
-        line: dict[str, Any] = {"point": point.name, "kind": "collective", "name": name, "seed": 0, "degrees": degrees}
-        try:
-            held = Simulator(
-                simulator.graph,
-                simulator.cluster,
-                simulator.workload,
-                fixed=degrees,
-                pinned=pins_for(simulator.graph, {"experts_down": choice}),
-            )
-            line["rate"] = ExactSearch(held).run().tokens_per_s / held.cluster.num_devices
-            line["optimum"] = optimum
-        except AutoshardError as error:
-            line["refused"] = str(error)
-        lines.append(line)
-    return lines
-
-
 def _run(simulator: Simulator, kind: str, name: str, seed: int) -> tuple[ShardingProblem, SearchResult]:
     if kind == "method":
         return run_search(simulator, name, budget=BUDGET, seed=seed)
@@ -144,21 +114,20 @@ def _degrees(problem: ShardingProblem, result: SearchResult) -> dict[str, int] |
     return degrees_dict(problem.sim.points.degrees(point))
 
 
-def tasks(points: Sequence[Point], methods: Sequence[str], seeds: int | None) -> Iterator[Task]:
-    """What is to be run, so that tasks of a point follow each other."""
+def tasks(points: Sequence[Point], methods: Sequence[str], seeds: int | None, *, studied: bool) -> Iterator[Task]:
+    """What is to be run, so that tasks of a point follow each other; variants and the like where ``studied``."""
     for point in points:
-        for kind, names in (("method", methods), ("collective", ("both",)), ("variant", tuple(VARIANTS))):
-            if kind != "method" and (point not in SUBSET or (kind == "variant" and point.name not in ABLATED)):
-                continue
+        alone = {"gain": ("optimum",), "collective": ("both",)} if studied else {}
+        variants = tuple(VARIANTS) if studied and point.name in ABLATED else ()
+        for kind, names in {"method": tuple(methods), **alone, "variant": variants}.items():
             for name in names:
-                number = 1 if name in SEEDLESS or kind == "collective" else seeds or FAMILIES[kind]
+                number = 1 if name in SEEDLESS or kind in alone else seeds or FAMILIES[kind]
                 yield Task(point=point, kind=kind, name=name, seeds=tuple(range(number)))
 
 
 def missing(wanted: Iterable[Task], lines: Sequence[dict[str, Any]]) -> Iterator[Task]:
     """Tasks with the seeds that have no line yet."""
     done = {(line["point"], line["kind"], line["name"], line["seed"]) for line in lines}
-    done |= {(point, kind, "both", 0) for point, kind, _, _ in done if kind == "collective"}
     for task in wanted:
         left = tuple(s for s in task.seeds if (task.point.name, task.kind, task.name, s) not in done)
         if left:
@@ -181,7 +150,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     points = [p for p in SETS[arguments.set] if arguments.match in p.name]
-    todo = list(missing(tasks(points, arguments.methods.split(","), arguments.seeds), read(arguments.out)))
+    wanted = tasks(points, arguments.methods.split(","), arguments.seeds, studied=arguments.set != "catalogue")
+    todo = list(missing(wanted, read(arguments.out)))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a") as out:
         for number, (task, lines) in enumerate(_results(todo, arguments.jobs), 1):
