@@ -7,6 +7,7 @@
 `concatenated`                          ``DeviceMesh._concatenate``, 2.10 and later
 `as_process_group`                      ``ProcessGroup.unbox``, 2.1 and later
 `group_by_name`                         ``torch.distributed.distributed_c10d._resolve_process_group``, 2.2 and later
+`no_stack_traces`                       ``torch.fx.config.do_not_emit_stack_traces``, 2.13; before, it does nothing
 `is_fake`                               ``torch._subclasses.fake_tensor.FakeTensor``, 2.0 and later
 `DispatchMode`                          ``torch.utils._python_dispatch``, 1.13 and later
 `threads_as_ranks`                      ``ThreadLocalWorld`` of ``torch.testing._internal`` and the thread isolation of
@@ -16,12 +17,14 @@
 ======================================= ==========================================================================
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.device_mesh import DeviceMesh
@@ -40,6 +43,7 @@ __all__ = [
     "flattened",
     "group_by_name",
     "is_fake",
+    "no_stack_traces",
     "reduces_by_sum",
     "threads_as_ranks",
 ]
@@ -111,16 +115,17 @@ def as_process_group(value: Any) -> ProcessGroup | None:
 def threads_as_ranks() -> Iterator[None]:
     """Within it every thread has process groups of its own, so that a thread can be a rank.
 
-    The process' own groups are out of sight and come back afterwards.
+    The process' own groups are out of sight and come back afterwards, and so does how it reports exceptions: every
+    group that is made puts another "[rank0]:" before each line.
     """
-    before = c10d._world
+    before, report = c10d._world, sys.excepthook
     c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
-        c10d._world = before
+        c10d._world, sys.excepthook = before, report
 
 
 def reduces_by_sum(args: tuple[Any, ...]) -> bool:
@@ -129,3 +134,17 @@ def reduces_by_sum(args: tuple[Any, ...]) -> bool:
         if isinstance(value, torch.ScriptObject) and hasattr(value, "op"):
             return bool(value.op() == int(ReduceOp.SUM.value))
     return not any(isinstance(a, str) and a.lower() in ("avg", "max", "min", "product") for a in args)
+
+
+@contextmanager
+def no_stack_traces() -> Iterator[None]:
+    """Graphs traced meanwhile do not say for every node which lines of the model made it: a sixth of tracing's time."""
+    config: Any = fx.config
+    before = getattr(config, "do_not_emit_stack_traces", None)
+    if before is not None:
+        config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        if before is not None:
+            config.do_not_emit_stack_traces = before

@@ -2,10 +2,11 @@
 
 Every architecture is built small with random weights and run sharded on simulated ranks (threads of this process;
 pipelines on real gloo ranks) in float64 with forced float32 lifted, a prompt and cached decode steps, and compared with
-itself unsharded. ``python docs/make_compatibility.py NAME...`` runs these only and prints the table.
+itself unsharded. ``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
 """
 
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,13 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "granitemoe": {**_SMALL, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": True},
     "hunyuan_v1_moe": {**_SMALL, "num_experts": 8, "moe_topk": 2, "head_dim": 16},
     "gemma2": {**_SMALL, "head_dim": 16, "sliding_window": 8},
+    "phi3": {**_SMALL, "pad_token_id": 0},
+    "gpt_neox": {k: v for k, v in _SMALL.items() if k != "num_key_value_heads"},
+    "falcon": {
+        **_SMALL,
+        "num_kv_heads": 4,
+        "new_decoder_architecture": True,
+    },
     "deepseek_v2": {
         **_SMALL,
         "num_key_value_heads": 8,
@@ -225,7 +233,7 @@ def row(source: ModelSource) -> dict[str, str]:
     return texts
 
 
-def table(rows: Mapping[str, dict[str, str]]) -> Iterator[str]:
+def table(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """The table, and its reasons by letter."""
     letters: dict[str, str] = {}
     yield "| model | " + " | ".join(COLUMNS) + " |"
@@ -241,26 +249,36 @@ def table(rows: Mapping[str, dict[str, str]]) -> Iterator[str]:
             shown.append(text)
         yield f"| {name} | " + " | ".join(shown) + " |"
     yield ""
-    yield from (f"- {letter}: {reason.strip('()')}" for reason, letter in letters.items())
+    yield from (f"- {letter}: {reason[1:-1]}" for reason, letter in letters.items())
+
+
+def written(text: str) -> dict[str, dict[str, str]]:
+    """The rows of a table as it is, letters replaced by their reasons."""
+    reasons = dict(re.findall(r"^- (\w+): (.*)$", text, re.MULTILINE))
+    rows: dict[str, dict[str, str]] = {}
+    for line in re.findall(r"^\| (.*) \|$", text, re.MULTILINE):
+        name, *cells = line.split(" | ")
+        if name != "model":
+            shown = [f"({reasons[cell]})" if cell in reasons else cell for cell in cells]
+            rows[name] = dict(zip(COLUMNS, shown, strict=True))
+    return rows
 
 
 def main(names: list[str]) -> None:
-    """Run all architectures (or those named) and write (or print) the table."""
+    """Run all architectures (or those named) and put their rows into the table."""
     sources: dict[str, ModelSource] = {name: catalogue.find(name) for name in MODELS}
     sources |= {name: resolve({"model_type": name, **config}) for name, config in OTHERS.items()}
-    rows: dict[str, dict[str, str]] = {}
+    file = Path(__file__).with_name("compatibility.md")
     for name in names or sources:
         start = time.perf_counter()
         try:
-            rows[name] = row(sources[name])
+            found = row(sources[name])
         except AutoshardError as error:
-            rows[name] = dict.fromkeys(COLUMNS, f"({error})")
-        print(f"{name}: {time.perf_counter() - start:.1f} s {rows[name]}", file=sys.stderr, flush=True)
-        if not names:
-            text = "\n".join([TEXT, *table(rows), ""])
-            Path(__file__).with_name("compatibility.md").write_text(text, encoding="utf-8")
-    if names:
-        print("\n".join(table(rows)))
+            found = dict.fromkeys(COLUMNS, f"({error})")
+        print(f"{name}: {time.perf_counter() - start:.1f} s {found}", file=sys.stderr, flush=True)
+        rows = {**written(file.read_text(encoding="utf-8")), name: found}
+        ordered = {n: rows.get(n, {}) for n in sources}
+        file.write_text("\n".join([TEXT, *table(ordered), ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -136,9 +136,13 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
 
 
 def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp) -> str | None:
-    """Why an option is not offered at axis ``sizes``; None if it is."""
+    """Why an option is not offered at axis ``sizes``; None if it is.
+
+    An op that follows another has its choice, also where its own axis has one rank: the k norm of a core with one kv
+    head, which every rank has, goes with query heads split over tp.
+    """
     axis = option_axis(option)
-    if axis is not None and sizes[axis] == 1:
+    if axis is not None and sizes[axis] == 1 and op.follows is None:
         return f"same as replicated at {axis}=1"
     for size, over, what in option.divides:
         if size % sizes[over]:

@@ -71,6 +71,7 @@ class TableBuilder:
                 self.points,
                 tokens_per_sequence=1 if last else self.lengths.tokens,
                 sequences_per_rank=self.lengths.sequences,
+                skew=0.0 if self.engine is None else self.engine.routing_skew,
             )
             for last in (False, True)
         }

@@ -62,8 +62,10 @@ class Unsharded:
                 self.routing.append(chosen)
 
     def copy(self) -> nn.Module:
-        """Another model of the same parameters: applying a plan replaces them, and changes no value."""
-        return copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+        """Another model of the same parameters and configs: applying a plan replaces them, and changes no value."""
+        kept = {id(p): p for p in self.model.parameters()}
+        configs = [vars(m).get(name) for m in self.model.modules() for name in ("config", "generation_config")]
+        return copy.deepcopy(self.model, {**kept, **{id(c): c for c in configs if c is not None}})
 
 
 class Rank:

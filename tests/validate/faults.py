@@ -15,7 +15,10 @@ import autoshard.emit.experts as experts_module
 import autoshard.emit.heads as heads_module
 import autoshard.emit.linear as linear_module
 import autoshard.emit.steps as steps_module
+import autoshard.validate.worker as worker_module
+from autoshard._torch import DispatchMode
 from autoshard.sharding import ResolvedOp
+from autoshard.validate.comm_log import holds_dtensor
 
 
 @contextmanager
@@ -160,6 +163,25 @@ def plain_convolution() -> Any:
         return run
 
     return _patched(heads_module, "own_rows", make)
+
+
+class _NoDTensor(DispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not holds_dtensor(types), f"{func} on DTensors"
+        return func(*args, **(kwargs or {}))
+
+
+def no_dtensor() -> Any:
+    """Not a fault: forwards in which an operator on a DTensor raises."""
+
+    def make(next_logits: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with _NoDTensor():
+                return next_logits(*args)
+
+        return run
+
+    return _patched(worker_module, "next_logits", make)
 
 
 def hang() -> Any:

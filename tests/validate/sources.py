@@ -35,6 +35,10 @@ SOURCES: dict[str, ModelSource] = {
         _config("mixtral-3-layers", "MixtralForCausalLM", **{**_MIXTRAL, "num_hidden_layers": 3}),
         _config("mixtral-2-kv-heads", "MixtralForCausalLM", **{**_MIXTRAL, "num_key_value_heads": 2}),
         _config("olmoe-2-kv-heads", "OlmoeForCausalLM", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
+        _config("qwen3-1-kv-head", "Qwen3MoeForCausalLM", **{**_QWEN3, "num_key_value_heads": 1}),
+        _config("phi3", "Phi3ForCausalLM", pad_token_id=0),
+        _config("gpt-neox", "GPTNeoXForCausalLM"),
+        _config("falcon", "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=4),
         FactorySource(name="fused-gpt", target="tests.validate.fused_gpt:build"),
         ConfigSource(
             name="qwen3-next",

@@ -1,7 +1,7 @@
 """Random legal strategies: every choice drawn among what is offered at random legal degrees."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy, mesh_of, strategy_reasons
@@ -10,13 +10,16 @@ from autoshard.sharding.space import free_ops, options
 from autoshard.validate.cases import legal_degrees
 
 
-def random_strategies(graph: OpGraph, nproc: int, count: int, seed: int) -> Iterator[Strategy]:
+def random_strategies(
+    graph: OpGraph, nproc: int, count: int, seed: int, stages: Sequence[int] = (1,)
+) -> Iterator[Strategy]:
+    """``count`` strategies on ``nproc`` ranks in any of these numbers of pipeline stages."""
     rng = random.Random(seed)
-    points = list(legal_degrees(graph, nproc))
+    points = [d for pp in stages for d in legal_degrees(graph, nproc, pp)]
     while count:
         degrees = rng.choice(points)
         sizes = axis_sizes(mesh_of(graph, degrees))
-        offered = model_choices(graph, sizes)
+        offered = model_choices(graph, sizes, pp=degrees.pp)
         chosen = {key: rng.choice([c for c, why in o.items() if why is None]) for key, o in offered.items()}
         layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
         for block in graph.components():

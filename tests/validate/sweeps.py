@@ -1,31 +1,73 @@
-"""Every combination of choices of attention matrices and of the FFN, for a model with one layer of every kind."""
+"""Every combination of choices of attention matrices and of the FFN, and random strategies, of a family.
 
-from collections.abc import Iterator
-from dataclasses import replace
+Combinations run on a model with one layer of every kind, random strategies on a deeper one, pipelines included.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from autoshard.ir import ExpertsLinear, Linear, OpGraph
 from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, mesh_of, strategy_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
-from autoshard.sharding.patterns import role_of
 from autoshard.sharding.space import free_ops, options
-from autoshard.tracing import ConfigSource, FactorySource, ModelSource, resolve
+from autoshard.tracing import ConfigSource, FactorySource, ModelSource, resolve, trace_source
+from autoshard.validate import Case, ModelJob, ValidationReport, validate
 from tests.tracing.families import FAMILIES
 from tests.validate.sources import SOURCES
+from tests.validate.strategies import random_strategies
 
 CHOICES: tuple[Choice, ...] = (0, 1, None)
+FULL = {
+    "mixtral": 729,
+    "qwen3-moe": 729,
+    "olmoe": 729,
+    "gpt_oss": 729,
+    "deepseek_v3": 486,
+    "qwen3_next": 729,
+    "gpt-moe": 729,
+    "fused-gpt": 81,
+    "phi3": 81,
+    "gpt-neox": 81,
+    "falcon": 81,
+}
+"""Families of which all combinations run, and how many these are: 3^4 x 3^2; a latent attention has 3 x 3 x 2 x 3 (its
+kv_b is not split by what it contracts), one fused projection 3 x 3."""
+MORE = {
+    "llama-biases": 81,
+    "llama-tied": 81,
+    "qwen2_moe": 81,
+    "phimoe": 81,
+    "granitemoe": 81,
+    "minimax_m2": 81,
+    "glm4_moe": 81,
+    "hunyuan_v1_moe": 81,
+    "gemma2": 81,
+    "deepseek_v2": 54,
+    "glm_moe_dsa": 54,
+    "nemotron_h": 81,
+    "jamba": 81,
+}
+"""Families of which every combination of the attention matrices runs, with those of the FFN dealt over them."""
+SWEPT = (*FULL, *MORE)
 _ONE_OF_EACH: dict[str, dict[str, object]] = {
     "gpt_oss": {"num_hidden_layers": 2},
     "deepseek_v3": {"num_hidden_layers": 2, "qk_nope_head_dim": 16},
+    "deepseek_v2": {"num_hidden_layers": 2, "qk_nope_head_dim": 16},
+    "glm_moe_dsa": {"num_hidden_layers": 2, "qk_nope_head_dim": 16},
+    "glm4_moe": {"num_hidden_layers": 2},
+    "gemma2": {"num_hidden_layers": 2},
+    "jamba": {"num_hidden_layers": 2},
+    "nemotron_h": {"num_hidden_layers": 3},
     "qwen3_next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3-moe": {"num_hidden_layers": 1, "mlp_only_layers": []},
+    "fused-gpt": {"num_layers": 1},
 }
-SWEPT = ("mixtral", "qwen3-moe", "olmoe", "gpt_oss", "deepseek_v3", "qwen3_next", "gpt-moe")
-"""Families, under the names of `sources` or of the tracer's families."""
 
 
 def swept_source(name: str) -> ModelSource:
-    """The model that is swept: one layer of every kind."""
+    """The model whose combinations run: one layer of every kind."""
     changed = _ONE_OF_EACH.get(name, {"num_hidden_layers": 1})
     if name not in SOURCES:
         return resolve({"model_type": name, **FAMILIES[name], **changed})
@@ -36,54 +78,140 @@ def swept_source(name: str) -> ModelSource:
     return replace(source, config={**source.config, **changed})
 
 
+def deep_source(name: str) -> ModelSource:
+    """The model that random strategies run on: layers enough for two stages."""
+    return SOURCES[name] if name in SOURCES else resolve({"model_type": name, **FAMILIES[name]})
+
+
 def axes_of_sweep(graph: OpGraph) -> dict[str, list[str]]:
     """What is chosen together: each attention matrix by name in all blocks, and the FFN's in and out.
 
-    The two projections that a latent attention makes of the hidden state are one axis.
+    The two projections that a latent attention makes of the hidden state are one axis. A recurrent mixer's projections
+    are none: their choices are drawn.
     """
     found: dict[str, list[str]] = {}
     for block in graph.components():
         for op in free_ops(block) if block in graph.blocks else ():
-            key = choice_key(graph, block, op)
-            ffn = isinstance(op, ExpertsLinear) or (isinstance(op, Linear) and not _FFN.isdisjoint(op.fqn.split(".")))
-            if ffn:
-                found.setdefault(f"ffn_{role_of(block, op)}", []).append(key)
-            elif isinstance(op, Linear):
-                found.setdefault({"q_a": "a", "kv_a": "a"}.get(op.name, op.name), []).append(key)
+            key, name = choice_key(graph, block, op), op.name.rstrip("_0123456789")
+            if isinstance(op, ExpertsLinear) or (isinstance(op, Linear) and name in _FFN):
+                out = op.stage == "down" if isinstance(op, ExpertsLinear) else name == "down"
+                found.setdefault("ffn_out" if out else "ffn_in", []).append(key)
+            elif isinstance(op, Linear) and name in _ATTENTION:
+                found.setdefault({"q_a": "a", "kv_a": "a"}.get(name, name), []).append(key)
     return found
 
 
-_FFN = frozenset({"mlp", "moe", "ffn", "feed_forward", "block_sparse_moe"})
+_FFN = frozenset({"gate", "up", "down"})
+_ATTENTION = frozenset({"q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b"})
 
 
-def sweep(graph: OpGraph, tp: int) -> Iterator[tuple[str, Strategy]]:
-    """All combinations of what is offered, each with its name; what is not swept turns over with the number.
+def sweep(graph: OpGraph, tp: int, *, crossed: bool = False) -> Iterator[tuple[str, Strategy]]:
+    """All combinations of what is offered, each with its name; what is not swept is drawn, the number its seed.
 
-    A combination that is offered for some matrices of an axis only takes "replicated" for the others.
+    A combination that is offered for some matrices of an axis only takes "replicated" for the others. ``crossed`` keeps
+    one combination of the FFN for each of the attention, such that every choice of an attention matrix meets every
+    combination of the FFN (the sums below are independent for any one matrix).
     """
     degrees = Degrees(tp=tp, etp=tp)
     sizes = axis_sizes(mesh_of(graph, degrees))
     axes = axes_of_sweep(graph)
     replicated = Strategy(degrees=degrees, choices=())
-    legal: dict[str, set[Choice]] = {}
+    legal: dict[str, list[Choice]] = {}
     for block in graph.components():
         for op in free_ops(block):
-            offered = {
+            offered = [
                 o.choice for o in options(block, op) if option_illegal(o, sizes, replicated.residual, op) is None
-            }
-            legal[choice_key(graph, block, op)] = offered
+            ]
+            legal[choice_key(graph, block, op)] = sorted(dict.fromkeys(offered), key=str)
     swept = {key for keys in axes.values() for key in keys}
     axis_choices = [[c for c in CHOICES if any(c in legal[k] for k in keys)] for keys in axes.values()]
-    for number, combination in enumerate(product(*axis_choices)):
+    ffn = [i for i, axis in enumerate(axes) if axis.startswith("ffn_")]
+    for number, digits in enumerate(product(*(range(len(choices)) for choices in axis_choices))):
+        attention = [d for i, d in enumerate(digits) if i not in ffn]
+        sums = (sum(attention), sum(d * (i + 1) for i, d in enumerate(attention)))
+        if crossed and any(digits[i] != s % len(axis_choices[i]) for i, s in zip(ffn, sums, strict=True)):
+            continue
+        combination = [choices[d] for choices, d in zip(axis_choices, digits, strict=True)]
+        rng = random.Random(number)
         chosen: dict[str, Choice] = {RESIDUAL: None}
-        for (_, keys), choice in zip(axes.items(), combination, strict=True):
+        for keys, choice in zip(axes.values(), combination, strict=True):
             chosen |= {key: choice if choice in legal[key] else None for key in keys}
         for key, offered in legal.items():
             if key not in swept:
                 inside = key.endswith(("attention", "act"))
-                turned = sorted(offered, key=str)[number % len(offered)]
-                chosen[key] = (0 if 0 in offered else None) if inside else turned
+                chosen[key] = (0 if 0 in offered else None) if inside else rng.choice(offered)
         strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
         assert not strategy_reasons(graph, strategy)
         name = " ".join(f"{axis}={'-' if c is None else c}" for axis, c in zip(axes, combination, strict=True))
-        yield name, strategy
+        yield f"{name}, no {number}", strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What some strategies of one family came to."""
+
+    name: str
+    nproc: int
+    seed: int | None
+    reports: tuple[ValidationReport, ...]
+
+    @property
+    def failed(self) -> list[str]:
+        """What differs, a line each."""
+        return [f"{r.name} {r.degrees}: {r.difference}" for r in self.reports if not r.passed]
+
+    @property
+    def worst(self) -> float:
+        """The largest max|a-b| / max|b| of logits."""
+        return max(r.logits_max_rel_err for r in self.reports)
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return (
+            f"{self.name}: {len(self.reports)} strategies on {self.nproc} ranks{seed}, {len(self.failed)} differ,"
+            f" worst error {self.worst:.1e}"
+        )
+
+
+def run_combinations(name: str, stride: slice = slice(None), *, crossed: bool = False) -> Outcome:
+    """All combinations of a family (or some) on two simulated ranks, in float64; by default those of the tables above.
+
+    A fused projection has so few that crossing keeps none of them out.
+    """
+    crossed = name in MORE or (crossed and FULL[name] > 81)
+    source = swept_source(name)
+    graph = trace_source(source)
+    cases = [Case(name=n, strategy=s) for n, s in sweep(graph, 2, crossed=crossed)]
+    wanted = MORE[name] if name in MORE else FULL[name] // (9 if crossed else 1)
+    assert len(cases) == wanted, f"{name} has {len(cases)} combinations"
+    return _run(name, source, graph, cases[stride], 2, None, simulated=True)
+
+
+def run_random(name: str, count: int, seed: int, *, simulated: bool) -> Outcome:
+    """Random strategies of a family on four ranks, at all degrees, stages included, in float64."""
+    source = deep_source(name)
+    graph = trace_source(source)
+    drawn = random_strategies(graph, 4, count, seed, stages=(1, 2))
+    cases = [Case(name=f"random, seed {seed}, no {i}", strategy=s) for i, s in enumerate(drawn)]
+    return _run(name, source, graph, cases, 4, seed, simulated=simulated)
+
+
+def _run(
+    name: str,
+    source: ModelSource,
+    graph: OpGraph,
+    cases: Sequence[Case],
+    nproc: int,
+    seed: int | None,
+    *,
+    simulated: bool,
+) -> Outcome:
+    job = ModelJob(
+        source=source.to_dict(),
+        graph=graph,
+        cases=tuple(cases),
+        dtypes=("float64",),
+        sequences=nproc,
+        lengths=(6, 1),
+    )
+    return Outcome(name, nproc, seed, validate([job], nproc=nproc, simulated=simulated, timeout_s=3000))

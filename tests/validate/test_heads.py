@@ -25,7 +25,7 @@ def family(name: str, **sizes: Any) -> ModelSource:
     return resolve({"model_type": name, **FAMILIES[name], **sizes})
 
 
-_SMALL = {**{k: v for k, v in FAMILIES["gemma2"].items() if k != "sliding_window"}, "num_key_value_heads": 4}
+_SMALL = {k: v for k, v in FAMILIES["gemma2"].items() if k not in ("sliding_window", "head_dim")}
 SOURCES: dict[str, ModelSource] = {
     "gpt": fused("gpt"),
     "gpt-grouped": fused("gpt-grouped", style="grouped", num_kv_heads=2),

@@ -19,7 +19,7 @@ NPROC = 4
 COUNT = int(os.environ.get("AUTOSHARD_RANDOM_STRATEGIES", "4"))
 SEED = int(os.environ.get("AUTOSHARD_RANDOM_SEED", "20"))
 MAIN = ("mixtral", "qwen3-moe", "gpt-moe")
-OTHER = ("olmoe", "llama", "llama-biases", "llama-tied", "mixtral-2-kv-heads", "olmoe-2-kv-heads")
+OTHER = ("olmoe", "qwen3-1-kv-head", "llama-biases", "llama-tied", "mixtral-2-kv-heads", "olmoe-2-kv-heads")
 RANDOM = (*MAIN, "olmoe-2-kv-heads", "llama-biases", "llama-tied")
 POINTS = {"tp", "ep", "ep_x_etp", "attention_dp_ep", "attention_dp_ep_x_etp"}
 
@@ -89,6 +89,8 @@ def test_fewer_tokens_than_ranks() -> None:
 def test_families_biases_ties_and_copied_kv_heads(model: str) -> None:
     nproc = NPROC if model.endswith("2-kv-heads") else 2
     cases = [c for c in default_cases(graph_of(model), nproc) if c.name.startswith("tp/")]
+    # Every pattern has the core by heads, kv heads copied where they do not go round, their norms with them.
+    assert {value for c in cases for key, value in c.strategy.choices if key.endswith("/attention")} == {0}
     assert points(run([job(model, cases)], simulated=True, nproc=nproc)) == {"tp"}
 
 

@@ -1,5 +1,6 @@
 """Ranks as threads: who meets whom, what collectives do to tensors, and that nobody waits for ever."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -145,8 +146,10 @@ def test_only_sums_are_carried() -> None:
 
 def test_process_groups_of_the_caller_come_back() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    report = sys.excepthook
     try:
         assert values(lambda rank: dist.get_rank() - rank) == [0, 0, 0]
         assert (dist.get_rank(), dist.get_world_size()) == (1, 2)
+        assert sys.excepthook is report
     finally:
         dist.destroy_process_group()

@@ -1,0 +1,91 @@
+"""Writes docs/sweeps.md: combinations of choices and random strategies that ran sharded like the unsharded model.
+
+``python -m docs.make_sweeps WHAT [NAME...]`` in the root of the repository, where WHAT is one of ``crossed``,
+``combinations``, ``simulated`` and ``real``, runs a family at a time and puts its figures into the table, whose other
+figures stay. About 0.07 s of CPU time a strategy, rank and layer: an hour and a half for everything.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.validate.sweeps import FULL, SWEPT, Outcome, run_combinations, run_random
+
+SEED, RANDOM, REAL = 4, 300, 20
+COLUMNS = ("combinations", "simulated", "real")
+FILE = Path(__file__).with_name("sweeps.md")
+TEXT = f"""# Strategies that ran, and how exactly
+
+Written by `python -m docs.make_sweeps`: do not edit. Small models of each family run a prompt of 6 tokens and a cached
+decode step sharded, in float64 with forced float32 lifted, and are compared with themselves unsharded. A cell says how
+many strategies ran, how many of them did not agree in logits (max|a-b| / max|b| < 1e-9), in collectives (kind, group,
+bytes, count) or in bytes of parameters, and the worst error of logits.
+
+- combinations: q, k, v, o x the FFN's in and out, each sharded by output, by input or replicated (3^4 x 3^2; latent
+  attention 3 x 3 x 2 x 3 x 3^2; one fused projection 3^2 x 3^2), on 2 simulated ranks, one layer of every kind; the
+  choices of other ops are drawn. `x` marks families of which every combination of the attention ran, with those of the
+  FFN dealt over them.
+- simulated: {RANDOM} random strategies of the space on 4 simulated ranks (seed {SEED}), at all degrees, two stages
+  included.
+- real: {REAL} more on 4 gloo processes (seed {SEED + 1}).
+
+| family | combinations | simulated | real |
+|---|---|---|---|
+"""
+
+
+def cell(found: Outcome) -> str:
+    """A cell's text."""
+    return f"{len(found.reports)}: {len(found.failed)} differ, {found.worst:.0e}"
+
+
+def written() -> dict[str, dict[str, str]]:
+    """The figures of the table as it is."""
+    rows: dict[str, dict[str, str]] = {}
+    for line in FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else ():
+        name, *cells = (part.strip() for part in line.strip("| ").split("|"))
+        if line.startswith("| ") and name in SWEPT:
+            rows[name] = dict(zip(COLUMNS, cells, strict=True))
+    return rows
+
+
+def write(rows: Mapping[str, Mapping[str, str]]) -> None:
+    """The table, in the order of families."""
+    lines = [
+        f"| {name} | " + " | ".join(rows.get(name, {}).get(column) or "(not run)" for column in COLUMNS) + " |"
+        for name in SWEPT
+    ]
+    FILE.write_text(TEXT + "\n".join([*lines, ""]), encoding="utf-8")
+
+
+def run(what: str, name: str) -> Outcome:
+    """One cell's strategies."""
+    if what in ("crossed", "combinations"):
+        return run_combinations(name, crossed=what == "crossed")
+    simulated = what == "simulated"
+    return run_random(name, RANDOM if simulated else REAL, SEED + (not simulated), simulated=simulated)
+
+
+def main(what: str, *names: str) -> int:
+    """Run what is asked for; 1 when anything differs."""
+    failed = 0
+    for name in names or SWEPT:
+        start, cpu = time.perf_counter(), time.process_time()
+        found = run(what, name)
+        seconds = f"{time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s of CPU"
+        print(f"{what}: {found} ({seconds})", *found.failed[:10], sep="\n  ", file=sys.stderr, flush=True)
+        failed += len(found.failed)
+        rows = written()
+        text, column = cell(found), "combinations" if what == "crossed" else what
+        if column == "combinations" and len(found.reports) < FULL.get(name, 729):
+            text += " x"
+        before = rows.setdefault(name, {}).get(column, "x")
+        if what != "crossed" or before.endswith(("x", ")")) or found.failed:
+            rows[name][column] = text
+        write(rows)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
