@@ -25,6 +25,7 @@ from torch import Tensor
 from autoshard.errors import InvalidInputError
 from autoshard.search.elites import Elites, fitness
 from autoshard.search.policy import Batch, Policy
+from autoshard.search.policy_file import SavedPolicy
 from autoshard.search.proposals import mutate
 from autoshard.search.protocol import BoolArray, FloatArray, IntArray, Problem, Scores
 from autoshard.search.result import Recorder, SearchResult
@@ -113,11 +114,24 @@ PAPER = RLConfig(
 """The paper's agent as published: T = 3, τ = 0.95, 5 chunks, each inheriting; what it leaves open is as in `rl`."""
 
 
-def search(problem: Problem, *, seed: int, config: RLConfig | None = None, name: str = "rl") -> SearchResult:
-    """Search with the agent until the problem's budget is spent or nothing new turns up; `name` is the result's."""
-    agent = _Agent(problem, seed, config or RLConfig())
+def search(
+    problem: Problem,
+    *,
+    seed: int,
+    config: RLConfig | None = None,
+    name: str = "rl",
+    warm_start: SavedPolicy | None = None,
+    keep: Callable[[SavedPolicy], None] | None = None,
+) -> SearchResult:
+    """Search with the agent until the problem's budget is spent or nothing new turns up; `name` is the result's.
+
+    The first policy of every chunk starts from ``warm_start``; ``keep`` is given the one trained longest.
+    """
+    agent = _Agent(problem, seed, config or RLConfig(), warm_start)
     with _single_thread():
         agent.run()
+    if keep is not None and agent.policy is not None:
+        keep(SavedPolicy.of(agent.policy, problem.component_names, agent.archive.history))
     return agent.recorder.result(name, seed)
 
 
@@ -154,8 +168,11 @@ class _Memory:
 class _Agent:
     """One run: its generators, its recorder, and the memory that the chunks hand on."""
 
-    def __init__(self, problem: Problem, seed: int, config: RLConfig) -> None:
-        self.problem, self.config = problem, config
+    def __init__(self, problem: Problem, seed: int, config: RLConfig, warm_start: SavedPolicy | None = None) -> None:
+        self.problem, self.config, self.warm_start = problem, config, warm_start
+        self.policy: Policy | None = None
+        self._most_updates = 0
+        self.archive = _Memory(config)
         self.recorder = Recorder(problem)
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -168,7 +185,7 @@ class _Agent:
         total = self.recorder.calls_left
         total -= round(config.sweep_share * total)
         last_share = config.merged_share if config.islands else 1 / config.chunks
-        archive = _Memory(config)
+        archive = self.archive
         for chunk in range(config.chunks):
             last = chunk == num_islands
             end = total if last else ceil(total * (1 - last_share) * (chunk + 1) / num_islands)
@@ -244,7 +261,10 @@ class _Agent:
             factorised=config.factorised,
             generator=self.generator,
         )
+        if self.warm_start is not None and recorder.calls == start:
+            self.warm_start.hand_on(policy, self.problem.component_names)
         optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, fused=True)
+        num_updates = 0
         while recorder.calls < end:
             calls, best_before = recorder.calls, recorder.throughput
             seen = memory.history.copy()
@@ -259,6 +279,9 @@ class _Agent:
             progress = min(1.0, (recorder.calls - start) / (end - start))
             entropy_weight = config.entropy_start + progress * (config.entropy_end - config.entropy_start)
             self._update(policy, optimizer, seen, memory.history, batch, advantages, entropy_weight)
+            num_updates += 1
+            if num_updates >= self._most_updates:
+                self.policy, self._most_updates = policy, num_updates
             if batch.confidence >= config.confidence or recorder.calls == calls:
                 return
 
