@@ -48,8 +48,9 @@ class SavedPolicy:
                 tensor.copy_(torch.from_numpy(known))
         for component, views in zip(components, _views(policy), strict=True):
             at = self._like(component)
-            for what, view in views.items() if at is not None else ():
-                _copy_common(self.of_component[at][what], view)
+            if at is not None:
+                for what, view in views.items():
+                    _copy_common(self.of_component[at][what], view)
 
     def _like(self, component: str) -> int | None:
         if component in self.components:
