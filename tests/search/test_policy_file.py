@@ -7,11 +7,16 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from autoshard.api.solve import run_search, solve
 from autoshard.errors import InvalidInputError
+from autoshard.hardware import parse_cluster
 from autoshard.search import rl
 from autoshard.search.elites import Elites
 from autoshard.search.policy import Policy
 from autoshard.search.policy_file import SavedPolicy
+from autoshard.simulator import Simulator
+from autoshard.workload import Workload
+from tests.graphs import mixtral_like
 from tests.search.toy import ToyProblem
 
 QUICK = rl.RLConfig(width=16, heads=2, batch=20, epochs=1)
@@ -91,6 +96,22 @@ def test_a_warm_start_is_repeatable_and_within_budget(learned: tuple[SavedPolicy
     assert runs[0] == runs[1]
     assert runs[0].calls == 100
     assert runs[0].history != rl.search(ToyProblem(budget=100), seed=3, config=QUICK).history
+
+
+def test_searches_of_models_save_and_start_from_policies(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    workload = Workload(context=4096)
+    first = Simulator(mixtral_like(), parse_cluster("H100x8"), workload, fixed={"pp": 1, "tp": 2})
+    run_search(first, "rl", budget=100, seed=0, save_policy=path)
+    second = Simulator(mixtral_like(), parse_cluster("H100x16"), workload, fixed={"pp": 1, "tp": 2})
+    problem, result = run_search(second, "rl", budget=100, seed=0, warm_start=path)
+    assert result.calls == problem.calls == 100
+    assert result.best is not None
+    for method in ("megatron", "anneal"):
+        with pytest.raises(InvalidInputError, match=f"'{method}' has no policy"):
+            run_search(second, method, budget=100, seed=0, warm_start=path)
+    with pytest.raises(InvalidInputError, match="'exact' has no policy"):
+        solve(second, algorithm="exact", save_policy=path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
