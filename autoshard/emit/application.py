@@ -107,7 +107,7 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
         if item.op.name not in headed:
             _emit_used_inside(model, block, instance, item)
     for item in items:
-        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down" and is_stacked(item.op):
             _keep_width_around(model, block, instance, item, items, axes)
 
 
@@ -120,8 +120,19 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
         owners.pop(_owner(item), None)  # its own emission has done that
     if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
         return
-    module = model.get_submodule(block.fqn(op.fqn, instance))
-    emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
+    names = [block.fqn(owner, instance) for owner in owners]
+    inside = _called_around(model, names) if loose else model.get_submodule(block.fqn(op.fqn, instance))
+    emit_local(inside, [model.get_submodule(name) for name in names])
+
+
+def _called_around(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """The innermost module around all of ``names`` (or itself one of them) that is called: lists and dicts are not."""
+    path = names[0].split(".")
+    while not all(f"{name}.".startswith("".join(f"{part}." for part in path)) for name in names):
+        path.pop()
+    while isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
+        path.pop()
+    return model.get_submodule(".".join(path))
 
 
 def _owner(item: ResolvedOp) -> str:

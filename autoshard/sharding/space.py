@@ -91,10 +91,19 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
             return router.options(op, axes)
         case ExpertsLinear():
             return experts.options(op, axes)
+        case Activation() if any(
+            isinstance(o, ExpertsLinear) and not experts.is_stacked(o) for o in _makers(block, op)
+        ):
+            return pointwise.options(op, axes)[-1:]  # inside a module that has all of its experts whole
         case Activation() | Opaque():
             return pointwise.options(op, axes)
         case Add():
             return ()
+
+
+def _makers(block: Block, op: FusedOp) -> list[FusedOp]:
+    """The ops whose outputs an op reads."""
+    return [o for o in block.ops if o.name in op.inputs]
 
 
 def option_axis(option: Option) -> Axis | None:
@@ -150,7 +159,8 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
     """
     for block, op in graph.all_ops():
         added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
-        if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
+        loose = isinstance(op, ExpertsLinear) and not experts.is_stacked(op)
+        if added and (loose or (isinstance(op, Combine | Mixer | Opaque) and op.follows is None)):
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
     return None
 

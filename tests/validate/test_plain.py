@@ -9,7 +9,7 @@ from autoshard.tracing import FactorySource, trace
 from autoshard.validate import Case, ModelJob, validate
 from tests.validate.strategies import random_strategies
 
-KINDS = ("WhereLoop", "MaskLoop", "DenseLoop", "Fused", "Einsum", None)
+KINDS = ("WhereLoop", "MaskLoop", "DenseLoop", "Fused", "Einsum")
 
 
 def source(kind: str | None) -> FactorySource:
