@@ -28,7 +28,7 @@ from autoshard.emit.steps import Axes
 from autoshard.emit.tokens import carry_inside, split_input
 from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
-from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.ir import Block, ExpertsLinear, Linear, OpGraph
 from autoshard.sharding import (
     Layout,
     ResolvedOp,
@@ -41,7 +41,7 @@ from autoshard.sharding import (
     strategy_reasons,
 )
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import tensor_axes
+from autoshard.sharding.space import is_module, tensor_axes
 
 _APPLIED = "_autoshard_applied"
 
@@ -98,6 +98,8 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     leaders = list(head_leaders(items))
     headed = {i.op.name for leader in leaders for i in used_by(leader, items)}
     for item in items:
+        if isinstance(item.op, Linear) and not is_module(block, item.op):
+            continue
         if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
@@ -116,6 +118,11 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
     loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
+    if isinstance(op, Linear) and op.follows is None and not is_module(block, op):
+        emit_local(
+            model.get_submodule(block.fqn(op.fqn, instance)), [model.get_submodule(block.fqn(_owner(item), instance))]
+        )
+        return
     if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
     if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):

@@ -9,7 +9,7 @@ from autoshard.tracing import FactorySource, trace
 from autoshard.validate import Case, ModelJob, validate
 from tests.validate.strategies import random_strategies
 
-KINDS = ("WhereLoop", "MaskLoop", "DenseLoop", "Fused", "Einsum")
+KINDS = ("WhereLoop", "MaskLoop", "DenseLoop", "Fused", "Einsum", None)
 
 
 def source(kind: str | None) -> FactorySource:
