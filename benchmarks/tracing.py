@@ -1,11 +1,14 @@
 """Tracing time against depth: 61 layers of DeepSeek-V3 against 6, CPU seconds, medians of interleaved runs."""
 
+import os
 import statistics
 import time
 
 from autoshard_models import CATALOGUE
 
 from autoshard.tracing import resolve, trace_source
+
+os.environ["AUTOSHARD_CACHE"] = "off"
 
 RUNS = 3
 

@@ -59,7 +59,7 @@ def _memory(engine: Engine) -> Iterator[str]:
         "of_static": "f · (total − context − communication) − weights",
         "of_free": "f · (total − weights − activations − context − communication)",
     }
-    yield f"| KV budget | {rules[m.budget]}, f = {m.fraction:g} | {cell(m.source.get('fraction', ''))} |"
+    yield f"| KV budget | {rules[m.budget]}, f = `{cell(m.fraction.text)}` | {cell(m.source.get('fraction', ''))} |"
     shown = (
         ("context", f"{m.context:g} GiB"),
         ("communication", f"{m.communication:g} GiB from two ranks"),

@@ -4,6 +4,7 @@
 seconds of building and tracing on the machine that ran it.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from autoshard.errors import AutoshardError
 from autoshard.ir import Embedding, Linear, OpGraph
 from autoshard.tracing import resolve, trace_source
 from autoshard.tracing.config_check import one_line, quiet_transformers
+
+os.environ["AUTOSHARD_CACHE"] = "off"  # times are of tracing
 
 HEAD = """# Models
 

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from autoshard.api.dealing import Dealt, as_solved
-from autoshard.api.solve import NUM_ALTERNATIVES, Solution, degree_kinds
+from autoshard.api.dealing import Dealt, as_solved, others
+from autoshard.api.solve import Solution
 from autoshard.plan import (
     Alternative,
     ClusterIdentity,
@@ -107,20 +107,14 @@ def binding(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[st
     return tuple(found) or ("neither memory nor a limit: a larger batch gains nothing here",)
 
 
-def alternatives(solution: Solution, own: float) -> tuple[Alternative, ...]:
-    """The best other degrees, each proven at its best batch and choices, relative to the plan's ``own`` rate.
-
-    Their stages are those of the search: dealt evenly.
-    """
-    if solution.exact is None:
-        return ()
-    sim, kinds = solution.simulator, degree_kinds(solution.simulator.points)
+def alternatives(rest: Iterable[Dealt], own: float) -> tuple[Alternative, ...]:
+    """Other degrees as they were dealt, relative to the plan's ``own`` rate."""
     found: list[Alternative] = []
-    for i in solution.exact.best_points:
-        if kinds[i] != kinds[solution.point] and len(found) < NUM_ALTERNATIVES:
-            rate = float(solution.exact.values[i]) / sim.cluster.num_devices
-            degrees = degrees_dict(sim.points.degrees(i))
-            found.append(Alternative(degrees=degrees, tokens_per_s_per_gpu=rate, relative=rate / own))
+    for dealt in rest:
+        e = dealt.simulator.evaluate(np.array([dealt.point]), np.array([dealt.dims], dtype=np.int64))
+        rate = float(e.tokens_per_s[0]) / dealt.simulator.cluster.num_devices
+        degrees = degrees_dict(dealt.simulator.points.degrees(dealt.point))
+        found.append(Alternative(degrees=degrees, tokens_per_s_per_gpu=rate, relative=rate / own))
     return tuple(found)
 
 
@@ -146,10 +140,16 @@ def num_strategies(simulator: Simulator) -> float:
     return float(total.sum())
 
 
-def build_plan(solution: Solution, source: dict[str, Any] | None, dealt: Dealt | None = None) -> PlanData:
+def build_plan(
+    solution: Solution,
+    source: dict[str, Any] | None,
+    dealt: Dealt | None = None,
+    rest: Iterable[Dealt] | None = None,
+) -> PlanData:
     """The plan of a solution; ``source`` says how to build the model again (None for a live module).
 
-    ``dealt`` is the solution with other stages than it was searched with.
+    ``dealt`` is the solution with other stages than it was searched with, ``rest`` are other degrees to name (without
+    them the best ones, on even stages).
     """
     sim, own = solution.simulator, dealt or as_solved(solution)
     graph, cluster = sim.graph, sim.cluster
@@ -201,6 +201,6 @@ def build_plan(solution: Solution, source: dict[str, Any] | None, dealt: Dealt |
             num_points=len(sim.points),
             num_strategies=f"{num_strategies(sim):.3g}",
         ),
-        alternatives=alternatives(solution, rate),
+        alternatives=alternatives([o for _, o in others(solution, even=True)] if rest is None else rest, rate),
         graph=graph,
     )

@@ -7,7 +7,7 @@ from autoshard.api.models import graph_of, source_of
 from autoshard.api.pins import parse_fix
 from autoshard.api.relaxations import relaxations
 from autoshard.api.verdict import Verdict, concurrency, judge, make_request, nearest_plans
-from autoshard.engines import engine_version, find_scheme, read_engine, scheme_of_config
+from autoshard.engines import engine_version, find_scheme, position_limit, read_engine, scheme_of_config
 from autoshard.hardware import Cluster, parse_cluster
 
 
@@ -93,5 +93,6 @@ def check(
         context=context,
         kv_dtype=kv_dtype,
         options=options,
+        positions=position_limit(config),
     )
     return describe(judge(request))

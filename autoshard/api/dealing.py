@@ -3,14 +3,15 @@
 Search and optimum are over even partitions: with another partition for every strategy, the slowest stage would no
 longer be a maximum of a few known sums. So stages are balanced for the strategy that was taken, and the partition is
 kept where the simulator, asked again, says that the same degrees, batch and choices are faster with it. The proven
-optimum stays that of even partitions.
+optimum stays that of even partitions. Other degrees that a plan names are dealt likewise and ranked after that; where
+one of them is then the fastest of all, it is the plan.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.api.solve import Solution
+from autoshard.api.solve import NUM_ALTERNATIVES, Solution, degree_kinds
 from autoshard.simulator import Simulator
 from autoshard.simulator.balance import balanced_stages
 
@@ -38,11 +39,16 @@ def as_solved(solution: Solution) -> Dealt:
 
 def deal(solution: Solution) -> Dealt:
     """The solution with balanced stages where they are faster, otherwise as it was solved."""
-    sim, even = solution.simulator, as_solved(solution)
-    degrees = sim.points.degrees(solution.point)
+    return balance(as_solved(solution))
+
+
+def balance(even: Dealt) -> Dealt:
+    """A strategy with balanced stages where they are faster, otherwise as it was."""
+    sim = even.simulator
+    degrees = sim.points.degrees(even.point)
     if degrees.pp == 1 or sim.stages:
         return even
-    counts = stages_for(sim, solution.point, solution.dims)
+    counts = stages_for(sim, even.point, even.dims)
     held = {n: getattr(degrees, n) for n in ("pp", "dp", "tp", "ep", "etp", "replicas")}
     balanced = Simulator(
         sim.graph,
@@ -56,11 +62,34 @@ def deal(solution: Solution) -> Dealt:
     at = np.flatnonzero(balanced.points.batch == degrees.batch)
     if not len(at):
         return even
-    chosen = zip(sim.variables, solution.dims, balanced.variables, strict=True)
+    chosen = zip(sim.variables, even.dims, balanced.variables, strict=True)
     dims = tuple(mine.choices.index(variable.choices[option]) for variable, option, mine in chosen)
     found = replace(even, simulator=balanced, point=int(at[0]), dims=dims)
     gain = _rate(found) / _rate(even) - 1.0
     return replace(found, gain=gain) if gain > LEAST_GAIN else even
+
+
+def others(solution: Solution, *, even: bool = False) -> tuple[tuple[Solution, Dealt], ...]:
+    """The best other degrees at their proven batch and choices, each dealt (or ``even``), fastest first."""
+    if solution.exact is None:
+        return ()
+    kinds, exact = degree_kinds(solution.simulator.points), solution.exact
+    points = [i for i in exact.best_points if kinds[i] != kinds[solution.point]][:NUM_ALTERNATIVES]
+    found = []
+    for i in points:
+        other = replace(solution, point=int(i), dims=exact.dims_of[i], taken_from="exact")
+        found.append((other, as_solved(other) if even else deal(other)))
+    return tuple(sorted(found, key=lambda pair: -_rate(pair[1])))
+
+
+def fastest(
+    solution: Solution, dealt: Dealt, rest: tuple[tuple[Solution, Dealt], ...]
+) -> tuple[Solution, Dealt, tuple[tuple[Solution, Dealt], ...]]:
+    """The fastest of a solution and the ``rest`` once all are dealt, and the others, fastest first."""
+    if not rest or rest[0][1].gain is None or _rate(rest[0][1]) <= _rate(dealt) * (1.0 + LEAST_GAIN):
+        return solution, dealt, rest
+    first, *after = rest
+    return *first, tuple(sorted([*after, (solution, dealt)], key=lambda pair: -_rate(pair[1])))
 
 
 def stages_for(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[int, ...]:

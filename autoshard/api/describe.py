@@ -1,10 +1,11 @@
 """A plan as the JSON that people and programs read. The command line shows the same data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.export import Exported
+from autoshard.engines import position_limit
 from autoshard.ir import Mixer, Opaque, OpGraph
 from autoshard.plan import PlanData
 from autoshard.sharding import Choice, Strategy, mesh_of
@@ -54,7 +55,20 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
         },
         "binding": list(plan.binding),
         "alternatives": [a.model_dump(mode="json") for a in plan.alternatives],
+        "warnings": list(_warnings(plan)),
     }
+
+
+def _warnings(plan: PlanData) -> Iterator[str]:
+    """What a plan is silent about."""
+    source, workload = plan.model.source or {}, plan.workload
+    limit = position_limit({**(source.get("whole") or {}), **(source.get("config") or {})})
+    tokens = workload.cached_tokens_per_sequence
+    if 0 < limit < tokens:
+        yield (
+            f"sequences of {tokens:,} tokens are longer than the {limit:,} that the model's config allows: engines"
+            f" refuse them (autoshard check says which); {limit:,} is the longest that works"
+        )
 
 
 def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoshard.api.build_plan import build_plan
-from autoshard.api.dealing import as_solved, deal
+from autoshard.api.dealing import as_solved, deal, fastest, others
 from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.api.pins import check_degrees, check_stages, parse_fix, parse_pin, parse_stages, pins_for
 from autoshard.api.plan import Plan
@@ -77,5 +77,8 @@ def autoshard(
     progress(f"searching {len(simulator.points)} degree points")
     solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
     progress("writing down the plan")
-    dealt = as_solved(solution) if stages == EVEN else deal(solution)
-    return Plan(build_plan(solution, written_source(source), dealt))
+    even = stages == EVEN
+    dealt, rest = as_solved(solution) if even else deal(solution), others(solution, even=even)
+    if polish and not even:
+        solution, dealt, rest = fastest(solution, dealt, rest)
+    return Plan(build_plan(solution, written_source(source), dealt, [other for _, other in rest]))

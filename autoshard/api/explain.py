@@ -16,8 +16,10 @@ import numpy as np
 
 from autoshard.api.build_plan import binding, degrees_dict, predict, term_seconds
 from autoshard.api.candidates import KEYS
+from autoshard.api.dealing import Dealt, balance
 from autoshard.api.describe import legal_choices
 from autoshard.api.plan_cluster import cluster_of
+from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.plan import PlanData, PredictedTerm
 from autoshard.search.exact import ExactSearch
@@ -28,18 +30,21 @@ NUM_TERMS = 12
 """Terms of a difference that are listed one by one."""
 
 
-def explain(plan: PlanData, *, cluster: Cluster | None = None) -> dict[str, Any]:
-    """Explain one plan.
+def explain(plan: PlanData, *, cluster: Cluster | None = None, alternative: int = 1) -> dict[str, Any]:
+    """Explain one plan; ``alternative`` is the number of the other degrees that ``next_best`` opens.
 
     ``terms`` maps ``"<part>/<op> <kind>"`` to seconds and sums to ``step_s``; ``kinds`` sums them by kind. ``choices``
     maps every op with a choice to what is taken and, per option, the best rate with it held relative to the best rate
-    at these degrees (None and a reason where it is not possible). ``next_best`` opens the best other degrees into the
-    terms that differ most, in seconds of a step for the same number of tokens.
+    at these degrees (None and a reason where it is not possible). ``next_best`` opens other degrees (by
+    default the best) into the terms that differ most, in seconds of a step for the same number of tokens.
 
     Raises:
         PlanMismatchError: when the cluster is not the one planned for.
-        InvalidInputError: when the plan's cluster is not known by name and none is given.
+        InvalidInputError: when the plan's cluster is not known by name and none is given, or for an alternative that it
+            does not have.
     """
+    if not 1 <= alternative <= max(len(plan.alternatives), 1):
+        raise InvalidInputError(f"alternative {alternative}: the plan has {len(plan.alternatives)}, counted from 1")
     where = cluster_of(plan, cluster)
     simulator, dims = _at(plan, where, plan.degrees, dict(plan.strategy.choices))
     predicted = predict(simulator, 0, dims)
@@ -54,7 +59,7 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None) -> dict[str, Any]
         "kinds": _kinds(predicted.terms),
         "binding": list(_binding(plan, where)),
         "choices": _choices(plan, simulator, dims),
-        "next_best": _next_best(plan, where, predicted.tokens_per_s_per_gpu, predicted.terms),
+        "next_best": _next_best(plan, where, alternative, predicted.tokens_per_s_per_gpu, predicted.terms),
     }
 
 
@@ -138,17 +143,20 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
 
 
 def _next_best(
-    plan: PlanData, cluster: Cluster, rate: float, terms: tuple[PredictedTerm, ...]
+    plan: PlanData, cluster: Cluster, number: int, rate: float, terms: tuple[PredictedTerm, ...]
 ) -> dict[str, Any] | None:
-    """The best other degrees at their best choices, and where the time goes instead."""
+    """Other degrees at their best choices, on the stages that the plan dealt them, and where the time goes instead."""
     if not plan.alternatives:
         return None
-    degrees = Degrees(**plan.alternatives[0].degrees)
+    named = plan.alternatives[number - 1]
+    degrees = Degrees(**named.degrees)
     simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees))
     found = ExactSearch(simulator).best_at(0)
     if found is None:
         return None
-    predicted = predict(simulator, 0, found[1])
+    even = Dealt(simulator=simulator, point=0, dims=found[1], gain=None)
+    both = [predict(d.simulator, d.point, d.dims) for d in (even, balance(even))]
+    predicted = min(both, key=lambda p: abs(p.tokens_per_s_per_gpu - named.tokens_per_s_per_gpu))
     # Steps of different batches are compared per token in flight of the whole cluster.
     own, other = (d.batch * d.replicas for d in (plan.degrees, degrees))
     before, after = _kinds(terms), _kinds(predicted.terms)

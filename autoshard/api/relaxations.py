@@ -42,7 +42,10 @@ def _devices(request: Request) -> Iterator[tuple[Any, str, Request]]:
 
 
 def _context(request: Request) -> Iterator[tuple[Any, str, Request]]:
-    tokens = request.context
+    tokens, most = request.context, request.launch.positions
+    if 0 < most < tokens:
+        tokens = most
+        yield tokens, f"a context of {tokens:,} tokens, which the config allows", replace(request, context=tokens)
     while tokens > SHORTEST:
         tokens = max(tokens // 2, SHORTEST)
         yield tokens, f"a context of {tokens:,} tokens", replace(request, context=tokens)

@@ -42,7 +42,7 @@ def frontier(
     if workload.phase == "prefill":
         raise InvalidInputError("a frontier of tokens/s/GPU against tokens/s/user needs phase decode or serve")
     simulator = make_simulator(graph, cluster, workload, fixed=fixed, pinned=pinned)
-    exact = ExactSearch(simulator).run()
+    exact = ExactSearch(simulator).run(everywhere=True)
     if not exact.dims_of:
         raise NoFeasiblePlanError(no_plan_message(simulator))
     point = np.array(list(exact.dims_of), dtype=np.int64)

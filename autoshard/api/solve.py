@@ -26,7 +26,7 @@ from autoshard.search.rl import search as search_rl
 from autoshard.search.walk import search as search_walk
 from autoshard.sharding.option import Choice
 from autoshard.simulator import Simulator
-from autoshard.simulator.points import IntArray, Points
+from autoshard.simulator.points import IntArray, Points, distinct
 from autoshard.workload import Workload
 
 
@@ -94,9 +94,7 @@ class Solution:
 
 def degree_kinds(points: Points) -> IntArray:
     """Number of the degrees (pp, dp, tp, ep) of every point, the same whatever the batch."""
-    columns = np.stack([points.pp, points.dp, points.tp, points.ep], 1)
-    kinds: IntArray = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
-    return kinds
+    return distinct(points.pp, points.dp, points.tp, points.ep)[1]
 
 
 def make_simulator(

@@ -128,7 +128,7 @@ def judge(request: Request) -> Verdict:
     """The verdict on a request: legal if any completion is, fitting if any legal one fits."""
     launch = request.launch
     asked = _candidates(request, request.fixed)
-    rules = Judge(launch)
+    rules = Judge(launch, context=request.context)
     memory = MemoryModel(launch, context=request.context, kv_dtype=request.kv_dtype)
     found = [(c, rules.findings(**c.degrees(), replicas=c.replicas)) for c in asked]
     least = min(sum(f.effect != "note" for f in findings) for _, findings in found)
@@ -160,7 +160,7 @@ def _candidates(request: Request, fixed: Mapping[str, int], *, idle: bool = Fals
 def nearest_plans(request: Request, count: int = NUM_NEAREST) -> list[dict[str, Any]]:
     """Legal plans that fit, nearest to the request first; each is judged and its memory counted like the request's."""
     launch = request.launch
-    rules = Judge(launch)
+    rules = Judge(launch, context=request.context)
     memory = MemoryModel(launch, context=request.context, kv_dtype=request.kv_dtype)
     devices = launch.cluster.num_devices
     kept = {k: v for k, v in request.fixed.items() if k in (*KEYS, "replicas")}
@@ -203,8 +203,9 @@ def make_request(
     context: int = 4096,
     kv_dtype: str = "bf16",
     options: str | Mapping[str, Any] | None = None,
+    positions: int = 0,
 ) -> Request:
-    """A checked request about a traced model.
+    """A checked request about a traced model; ``positions`` as in `Launch`.
 
     Raises:
         InvalidInputError: for an unknown engine, version, quantisation, option, degree or dtype.
@@ -218,6 +219,7 @@ def make_request(
         version=engine_version(profile, version),
         scheme=quant if isinstance(quant, Scheme) else find_scheme(quant),
         options=profile.with_options(parse_options(options)),
+        positions=positions,
     )
     fixed = parse_fix(fix)
     for name, value in fixed.items():

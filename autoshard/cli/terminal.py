@@ -24,6 +24,11 @@ def show_json(data: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
+def warn(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"autoshard: warning: {' '.join(message.split())}\n")
+
+
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that shows what is being done, on stderr if that is a terminal; otherwise it is silent."""

@@ -15,7 +15,7 @@ from autoshard.cost.dispatch import dispatch_s
 from autoshard.cost.gemm import fused_experts_law_s, gemm_law_s, gemm_s, grouped_gemm_s, grouped_law_s
 from autoshard.cost.kernels import Kernels
 from autoshard.cost.memory import memory_op_s, scan_s
-from autoshard.cost.moe import experts_touched, imbalance
+from autoshard.cost.moe import choice_shares, experts_touched, imbalance, most_touched
 from autoshard.cost.routing import power_law_load
 from autoshard.cost.serving import ServingLaw, serving_engines, serving_law
 
@@ -25,6 +25,7 @@ __all__ = [
     "ServingLaw",
     "attention_decode_s",
     "attention_prefill_s",
+    "choice_shares",
     "collective_law_s",
     "collective_s",
     "decode_law_s",
@@ -40,6 +41,7 @@ __all__ = [
     "mla_decode_law_s",
     "mla_decode_s",
     "mla_prefill_s",
+    "most_touched",
     "power_law_load",
     "prefill_law_s",
     "scan_s",

@@ -38,6 +38,7 @@ class ServingLaw:
         prompt_passes: Time to the first token of a lone request, in passes over its prompt and one step.
         queue_share: More of them for every other request of the rank.
         chunk_tokens: Prompt tokens of one pass.
+        routing_skew: How unevenly popular the routed experts are (`autoshard.cost.moe`).
         source: Where the constants come from.
     """
 
@@ -49,6 +50,7 @@ class ServingLaw:
     prompt_passes: float
     queue_share: float
     chunk_tokens: int
+    routing_skew: float
     source: str
 
     def host_s(self, sequences: FloatArray) -> FloatArray:

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from autoshard.emit.axes import PIPELINE
+from autoshard.emit.checkpoint.tensors import note_elsewhere
 from autoshard.emit.foreign import ForeignLayer, ForeignModule, is_transformers_cache, residual_argument
 from autoshard.emit.local import replace_forward
 from autoshard.emit.microbatches import (
@@ -273,6 +274,7 @@ def _local_width(graph: OpGraph, strategy: Strategy) -> int:
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    note_elsewhere(module, model.get_submodule(name))
     parent, _, child = name.rpartition(".")
     model.get_submodule(parent)._modules[child] = module
 

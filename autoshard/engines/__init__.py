@@ -5,6 +5,7 @@ Read a file of ``data/`` first, then `legality` (rules) and `memory` (bytes of a
 
 from autoshard.engines.legality import Finding, Judge, Launch
 from autoshard.engines.memory import MemoryModel, RankMemory
+from autoshard.engines.positions import position_limit
 from autoshard.engines.profile import Engine, Rule, engine_names, engine_version, read_engine
 from autoshard.engines.quantisation import Scheme, find_scheme, scheme_of_config, schemes
 from autoshard.engines.weights import WeightBytes
@@ -22,6 +23,7 @@ __all__ = [
     "engine_names",
     "engine_version",
     "find_scheme",
+    "position_limit",
     "read_engine",
     "scheme_of_config",
     "schemes",

@@ -36,7 +36,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is asked of an engine besides degrees: the model, the cluster, version, quantisation and options."""
+    """What is asked of an engine besides degrees: the model, the cluster, version, quantisation and options.
+
+    ``positions`` are the tokens that a sequence may have by the model's config, 0 where that is not known.
+    """
 
     graph: OpGraph
     cluster: Cluster
@@ -44,6 +47,7 @@ class Launch:
     version: str
     scheme: Scheme
     options: Mapping[str, float | str]
+    positions: int = 0
 
     def facts(self) -> tuple[ModelFacts, dict[str, Any]]:
         """Facts of the model, and every fact that degrees do not change."""
@@ -54,17 +58,22 @@ class Launch:
             **device_facts(self.cluster),
             **scheme_facts(self.scheme),
             **self.options,
+            "positions": self.positions,
             "version_major": numbers[0],
             "version_minor": numbers[1],
         }
 
 
 class Judge:
-    """Finds every rule that degrees break for one launch; facts that degrees do not change are gathered once."""
+    """Finds every rule that degrees break for one launch; facts that degrees do not change are gathered once.
 
-    def __init__(self, launch: Launch) -> None:
+    ``context`` are the tokens of a request, 0 where degrees alone are judged.
+    """
+
+    def __init__(self, launch: Launch, *, context: int = 0) -> None:
         self.launch = launch
-        self._model, self._fixed = launch.facts()
+        self._model, fixed = launch.facts()
+        self._fixed = {**fixed, "context": context}
         engine = launch.engine
         wanted = (launch.version, launch.scheme.name, launch.graph.model_class)
         self._rules = tuple(r for r in engine.rules if r.applies_to(*wanted))

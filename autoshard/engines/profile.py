@@ -84,13 +84,13 @@ class Memory(_Model):
 
     ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the engine's
     all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says whether the
-    KV budget makes room for these. ``logits_bytes`` are held per sequence of ``max_num_seqs`` and vocabulary entry
-    while sampling is profiled. ``block_tokens`` is the KV block; ``window_slack`` are tokens that a windowed layer
-    holds beside its window.
+    KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
+    ``logits_bytes`` are held per sequence of ``max_num_seqs`` and vocabulary entry while sampling is profiled.
+    ``block_tokens`` is the KV block; ``window_slack`` are tokens that a windowed layer holds beside its window.
     """
 
     budget: BudgetRule
-    fraction: Annotated[float, Field(gt=0, le=1)]
+    fraction: Formula
     context: Annotated[float, Field(ge=0)]
     communication: Annotated[float, Field(ge=0)] = 0.0
     graphs: Annotated[float, Field(ge=0)] = 0.0

@@ -1,48 +1,52 @@
 """``--to dtensor``: one Python file that shards the model with torch alone.
 
 The file holds the plan (mesh, a placement per parameter, and for every kind of layer a function with one call per
-fused op) and the small runtime of `dtensor_runtime`, copied. Any strategy that this package itself can run in one
-stage is expressible.
+fused op) and the parts of the small `runtime` that these calls need, copied. Every strategy of one stage is expressible
+but those that split the residual by its tokens.
 """
 
 from collections.abc import Iterator
-from importlib import resources
 from importlib.metadata import version
-from inspect import getsource
 
-from autoshard import _torch
 from autoshard.export.artifact import Export, ExportedFile
 from autoshard.export.dtensor_source import at_layer, call, instances, moves, names_, quoted, repr_
 from autoshard.export.reading import Reading, unknown_choices
+from autoshard.export.runtime_source import runtime_source
 from autoshard.export.target import Target
-from autoshard.ir import Activation, Attention, Block, Embedding, ExpertsLinear, Linear, Norm, Opaque, OpGraph, Router
+from autoshard.ir import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    ExpertsLinear,
+    Linear,
+    Mixer,
+    Norm,
+    Opaque,
+    OpGraph,
+    Router,
+)
 from autoshard.plan import PlanData
 from autoshard.sharding import Degrees, Layout, ResolvedOp, Step, Strategy, strategy_reasons
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import tensor_axes
+from autoshard.sharding.space import is_module, tensor_axes
+from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 
 VERSION = "2.11 to 2.14"
 """Of torch."""
 
-_DOOR = "from autoshard._torch import StridedShard, concatenated, flattened"
-_STRIDED = "\nfrom torch.distributed.tensor.placement_types import _StridedShard as StridedShard\n"
 FILE = "sharded_model.py"
-_KINDS = {"slice", "all_reduce", "all_gather", "reduce_scatter"}
 _READS_PARAMETERS = ("attention", "latent_attention", "mixer", "combine", "router", "opaque", "indexer")
 
 
 def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
     """Why the runtime of the file cannot run ``strategy``."""
-    found = list(unknown_choices(graph, strategy))
+    found = list(unknown_choices(graph, strategy, known=(DISPATCH,)))
     if strategy.degrees.pp > 1:
         found.append(f"pp={strategy.degrees.pp}: the file runs one stage; pipelines are not exported")
-    if found:
-        return tuple(found)
-    for block, item in Reading.of(graph, strategy).items():
-        odd = [s for s in item.steps() if s.kind not in _KINDS]
-        if odd or any(s.dim == "token" and not isinstance(item.op, ExpertsLinear) for s in item.steps()):
-            found.append(f"{block.name}/{item.op.name} moves tokens in a way the file's runtime does not")
+    if strategy.residual is Layout.TOKENS and strategy.degrees.tp > 1:
+        found.append(f"{RESIDUAL}=1: the file keeps a residual whole or splits its features, not its tokens")
     return tuple(found)
 
 
@@ -57,27 +61,10 @@ def strategy_at(graph: OpGraph, degrees: Degrees) -> Strategy | None:
 def write(plan: PlanData) -> Export:
     """The file."""
     d = plan.degrees
-    runtime = resources.files("autoshard.export").joinpath("dtensor_runtime.py").read_text("utf-8")
-    imports, _, body = runtime[runtime.index("from collections") :].partition("\n\n\n")
-    # The private names of torch come from their one door, as its own text.
-    assert _DOOR in imports
-    imports = imports.replace(_DOOR, "").rstrip() + _STRIDED
-    body = "\n\n".join([getsource(_torch.flattened), getsource(_torch.concatenated), body])
-    text = "\n".join(
-        [
-            _head(plan),
-            imports,
-            "",
-            "# --- the plan",
-            "",
-            *_tables(plan),
-            "",
-            *_functions(plan),
-            _APPLY.format(blocks=", ".join(f'"{b.name}": {_function(b)}' for b in plan.graph.components() if b.ops)),
-            body.rstrip(),
-            "",
-        ]
-    )
+    blocks = ", ".join(f'"{b.name}": {_function(b)}' for b in plan.graph.components() if b.ops)
+    own = "\n".join([*_tables(plan), "", *_functions(plan), _APPLY.format(blocks=blocks)])
+    imports, runtime = runtime_source(own)
+    text = "\n".join([_head(plan), imports, "", "# --- the plan", "", own, runtime])
     other = plan.workload.dtype != plan.graph.dtype
     dtype = [f"planned for {plan.workload.dtype}; the file shards the model in its own dtype"] if other else []
     replicas = [] if d.replicas == 1 else [f"the plan is {d.replicas} replicas, the file one of them"]
@@ -85,7 +72,7 @@ def write(plan: PlanData) -> Export:
         target="dtensor",
         version=f"torch {VERSION}",
         command=f"torchrun --nproc-per-node {d.num_devices} YOUR_SCRIPT.py",
-        files=(ExportedFile(name=FILE, text=text),),
+        files=(ExportedFile(name=FILE, text=text + "\n"),),
         notes=(
             *replicas,
             *dtype,
@@ -130,9 +117,6 @@ def apply(model, mesh):
         for at in LAYERS[block]:
             function(model, at, axes)
     return model
-
-
-# --- the runtime
 
 '''
 
@@ -194,15 +178,23 @@ def _functions(plan: PlanData) -> Iterator[str]:
 
 def _calls(reading: Reading, block: Block) -> Iterator[str]:
     items = reading.resolved[block.name]
+    leaders = [i for i in items if isinstance(i.op, Mixer | Attention) and i.op.split is not None]
+    headed = {leader.op.name: _used_by(leader, items) for leader in leaders}
+    in_heads = {item.op.name for used in headed.values() for item in used}
     inside: dict[str, dict[str, None]] = {}
     for item in items:
         op = item.op
+        if op.name in in_heads:
+            continue
         loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
-        if op.kind in _READS_PARAMETERS or loose:
+        inside_another = isinstance(op, Linear) and op.follows is None and not is_module(block, op)
+        if op.kind in _READS_PARAMETERS or loose or inside_another:
             owners = dict.fromkeys(at_layer(block, p.fqn.rpartition(".")[0]) for p in op.params)
             inside.setdefault(at_layer(block, op.fqn), {}).update(owners)
-        if op.inputs:
+        if op.inputs and not inside_another:
             yield from _call(reading, block, item, items)
+    for leader in leaders:
+        yield from _heads(reading, block, leader, headed[leader.op.name], items)
     for at, owners in inside.items():
         others = [o for o in owners if o != at]
         if others:
@@ -210,6 +202,36 @@ def _calls(reading: Reading, block: Block) -> Iterator[str]:
     for item in items:
         if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
             yield from _keep_width(reading, block, item, items)
+
+
+def _used_by(leader: ResolvedOp, items: tuple[ResolvedOp, ...]) -> list[ResolvedOp]:
+    """The leader of a module that runs on its heads, and the ops whose parameters that module uses itself."""
+    kinds = ("mixer", "attention", "combine", "linear")
+    return [i for i in items if i.op.name == leader.op.name or (i.op.follows == leader.op.name and i.op.kind in kinds)]
+
+
+def _heads(
+    reading: Reading, block: Block, leader: ResolvedOp, used: list[ResolvedOp], items: tuple[ResolvedOp, ...]
+) -> Iterator[str]:
+    op = leader.op
+    assert isinstance(op, Mixer | Attention) and op.split is not None and leader.option is not None
+    shares = reading.sizes["tp"] if leader.option.choice == 0 else 1
+    params = [p for item in used for p in item.op.params]
+    owners = dict.fromkeys(quoted(at_layer(block, p.fqn.rpartition(".")[0])) for p in params)
+    cut = [p for p in params if shares > 1 and len(set(p.parts)) > 1]
+    rows = ", ".join(f"{quoted(at_layer(block, p.fqn))}: ({p.split_dim}, {p.parts})" for p in cut)
+    under = {f"{op.fqn}.{path}" for path in op.split.readers}
+    widths = {i.op.in_dim.size for i in items if isinstance(i.op, Linear) and i.op.fqn in under}
+    if not owners and shares == 1 and not op.split.readers:
+        return
+    named = {
+        "owners": f"({', '.join(owners)},)" if owners else None,
+        "rows": f"{{{rows}}}" if rows else None,
+        "counts": names_(op.split.counts) if shares > 1 and op.split.counts else None,
+        "readers": names_(op.split.readers) if op.split.readers else None,
+        "width": str(widths.pop() // shares) if op.split.readers else None,
+    }
+    yield call("heads", ["model", quoted(at_layer(block, op.fqn)), "axes"], named)
 
 
 def _call(reading: Reading, block: Block, item: ResolvedOp, items: tuple[ResolvedOp, ...]) -> Iterator[str]:
@@ -235,14 +257,20 @@ def _call(reading: Reading, block: Block, item: ResolvedOp, items: tuple[Resolve
             cut = "[]"
             if item.delivered is Layout.SHARDED:
                 axis = tensor_axes(block, op).shard
-                cut = moves(reading, (Step(kind="slice", axis=axis, rows="local", width=0, packed=op.packed),))
+                step = Step(kind="slice", axis=axis, rows="local", width=0, packed=op.packed, parts=op.parts)
+                cut = moves(reading, (step,))
             biased = str(partial == "True" and any(p.role == "bias" for p in op.params))
             named = {"before": before, "after": after, "partial": biased, "cut": cut if biased == "True" else None}
-            if (before, after) != ("[]", "[]") or biased == "True":
+            over = tensor_axes(block, op).shard
+            if op.parts and reading.sizes[over] > 1 and option is not None and option.choice == 0:
+                named |= {"rows": repr(op.parts), "rows_over": None if over == "tp" else repr_(over)}
+            if (before, after) != ("[]", "[]") or biased == "True" or "rows" in named:
                 yield call("linear", head, named)
         case Opaque() if (before, after) != ("[]", "[]"):
             yield call("linear", head, {"before": before, "after": after})
-        case Attention() if option is not None and option.choice is not None and reading.sizes["tp"] > 1:
+        case Attention() if (
+            op.split is None and option is not None and option.choice is not None and reading.sizes["tp"] > 1
+        ):
             heads = f"({op.heads.size}, {op.heads.size // reading.sizes['tp']})"
             kv = f"({op.kv_heads.size}, {op.kv_heads.size // reading.sizes['tp_kv']})"
             at = quoted(at_layer(block, op.fqn))
@@ -260,17 +288,25 @@ def _experts(reading: Reading, block: Block, up: ResolvedOp, items: tuple[Resolv
     down = next(i for i in items if act.op.name in i.op.inputs)
     assert isinstance(up.op, ExpertsLinear) and isinstance(act.op, Activation)
     entry = reading.live(up.entry[0])
-    gathers = [s for s in entry if s.indices]
-    rest = tuple(s for s in entry if not s.indices)
+    exchanged = any(s.kind == "all_to_all" for s in entry)
+    gathers = [s for s in entry if s.indices and s.kind == "all_gather"]
+    shared = [s for s in entry if s.kind == "slice" and s.dim == "token"]
+    rest = tuple(s for s in entry if s.kind != "all_to_all" and s not in gathers and s not in shared)
+    leave = tuple(s for s in reading.exit(down) if s.kind != "all_to_all")
+    cut = sum(s.axis != "tp" or s.kind == "all_reduce" for s in leave) if exchanged else len(leave)
     named = {
         "up": _matrix(reading, up, (), up.exit),
         "down": _matrix(reading, down, down.entry[0], ()),
         "gated": str(act.op.num_inputs_wide == 2),
         "interleaved": str(up.op.interleaved),
+        "share_of": repr_(shared[0].axis) if shared else None,
         "tokens_over": repr_(gathers[0].axis) if gathers else None,
         "after_gather": moves(reading, rest),
+        "send": "send_to_experts" if exchanged else None,
+        "num_experts": str(up.op.experts.size) if exchanged else None,
         "after_activation": moves(reading, act.exit),
-        "combine": moves(reading, down.exit),
+        "combine": moves(reading, leave[:cut]),
+        "deliver": moves(reading, leave[cut:]),
     }
     return call("experts", ["model", quoted(at_layer(block, up.op.fqn)), "axes", str(up.op.top_k)], named)
 
@@ -310,4 +346,11 @@ def _keep_width(reading: Reading, block: Block, down: ResolvedOp, items: tuple[R
         yield call("keep_width", ["model", quoted(parent), str(before), str(after)], {})
 
 
-TARGET = Target(name="dtensor", version=f"torch {VERSION}", reasons=reasons, strategy=strategy_at, write=write)
+TARGET = Target(
+    name="dtensor",
+    version=f"torch {VERSION}",
+    reasons=reasons,
+    strategy=strategy_at,
+    write=write,
+    spaces=(({"pp": 1}, {RESIDUAL: None}), ({"pp": 1}, {RESIDUAL: 0})),
+)

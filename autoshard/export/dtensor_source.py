@@ -28,6 +28,7 @@ def moves(reading: Reading, steps: tuple[Step, ...]) -> str:
     for s in reading.live(steps):
         more = ["dim=0"] if s.dim == "token" else []
         more += [f"packed={s.packed}"] if s.packed > 1 else []
+        more += [f"parts={s.parts}"] if s.parts else []
         found.append(f"Move({', '.join([repr_(s.kind), repr_(s.axis), *more])})")
     return f"[{', '.join(found)}]"
 

@@ -172,5 +172,11 @@ def write(plan: PlanData) -> Export:
 
 
 TARGET = Target(
-    name="transformers", version=f"transformers {VERSION}", reasons=reasons, strategy=strategy_at, write=write
+    name="transformers",
+    version=f"transformers {VERSION}",
+    reasons=reasons,
+    strategy=strategy_at,
+    write=write,
+    # How classes split their operators unless they are told otherwise; the exported styles tell all of them.
+    settles=frozenset({"heads % tp", "kv_heads % tp", "dense intermediate % tp", "shared intermediate % tp"}),
 )

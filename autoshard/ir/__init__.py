@@ -1,7 +1,7 @@
 """The intermediate representation: fused ops with named dims, and the graph they form. Never imports torch."""
 
 from autoshard.ir.dims import Dim, HeadSplit, Param
-from autoshard.ir.graph import Block, OpGraph
+from autoshard.ir.graph import Block, OpGraph, once_per_graph
 from autoshard.ir.ops import (
     BLOCK_INPUT,
     Activation,
@@ -41,4 +41,5 @@ __all__ = [
     "Opaque",
     "Param",
     "Router",
+    "once_per_graph",
 ]

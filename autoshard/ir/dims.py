@@ -41,7 +41,7 @@ class Param:
     """One parameter tensor of the model.
 
     ``fqn`` is the name in the first instance of its block (``model.layers.0.mlp.gate.weight``). ``role`` says what it
-    is to its fused op: ``weight``, ``bias``, ``correction`` (of a router's scores, added to all of them),
+    is to its fused op: ``weight``, ``bias``, ``correction`` (of a router's scores or weights, one number per expert),
     or ``slice`` (a weight of which the code takes one expert's slice after the other).
     ``shared_with`` names the parameter that owns the storage when this one is an alias of it (tied embeddings); an
     alias adds nothing to the parameter count. ``parts`` are the widths that lie side by side in dim ``split_dim`` of

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import wraps
+from typing import TypeVar
 
 from autoshard.ir.dims import Param
 from autoshard.ir.ops import (
@@ -190,3 +192,23 @@ def _held(op: FusedOp, length: int, kv_dtype: str) -> float:
     beyond = length - in_window
     held = in_window * _growth(op, 0, kv_dtype) + beyond * _growth(op, length, kv_dtype)
     return held + (op.state_bytes if isinstance(op, Mixer | Opaque) else 0.0)
+
+
+Found = TypeVar("Found")
+GRAPHS_REMEMBERED = 4
+
+
+def once_per_graph(function: Callable[[OpGraph], Found]) -> Callable[[OpGraph], Found]:
+    """Remember what a function says of the last few graphs, which never change; they are told apart by identity."""
+    known: list[tuple[OpGraph, Found]] = []
+
+    @wraps(function)
+    def remembering(graph: OpGraph) -> Found:
+        for other, found in known:
+            if other is graph:
+                return found
+        known[GRAPHS_REMEMBERED - 1 :] = []
+        known.insert(0, (graph, function(graph)))
+        return known[0][1]
+
+    return remembering

@@ -3,7 +3,8 @@ r"""Variable elimination (min-plus) over factor tables, vectorised over degree p
 A part's time is a sum of factors, each over a few choices. Eliminating a variable replaces the factors that mention it
 by their sum minimised over it, a factor over its neighbours; when none is left, the minimum stands alone and the
 minimising choices are read back in reverse. For the chain of a transformer block this is the dynamic program over
-operators with the layouts in between as state; it works for any graph of choices, in time of the widest factor.
+operators with the layouts in between as state; it works for any graph of choices, in time of the widest factor. Options
+that no table of a few can tell apart share a column there, which makes wide tables narrow.
 """
 
 import math
@@ -19,29 +20,64 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Values over ``[points, *options of variables]``; variables ascend."""
+    """Values over ``[points, *classes of variables]``; variables ascend.
+
+    ``classes`` says, per variable, which column of its axis each option has.
+    """
 
     variables: tuple[int, ...]
     values: FloatArray
+    classes: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of_options(variables: tuple[int, ...], values: FloatArray) -> "Table":
+        """A table whose axes have a column per option."""
+        return Table(variables, values, tuple(tuple(range(n)) for n in values.shape[1:]))
+
+    def column(self, v: int, option: int) -> int:
+        """The column of an option of a variable."""
+        return self.classes[self.variables.index(v)][option]
 
 
 def restrict(table: Table, fixed: Mapping[int, int]) -> Table:
     """The table with some variables set to an option."""
     index: tuple[slice | int, ...] = (
         slice(None),
-        *(fixed.get(v, slice(None)) for v in table.variables),
+        *(table.column(v, fixed[v]) if v in fixed else slice(None) for v in table.variables),
     )
-    return Table(tuple(v for v in table.variables if v not in fixed), table.values[index])
+    left = [j for j, v in enumerate(table.variables) if v not in fixed]
+    return Table(tuple(table.variables[j] for j in left), table.values[index], tuple(table.classes[j] for j in left))
 
 
-def add_tables(tables: Sequence[Table], scope: tuple[int, ...], sizes: Mapping[int, int]) -> FloatArray:
-    """Sum of tables, broadcast over ``scope`` (ascending)."""
+def add_tables(tables: Sequence[Table], scope: tuple[int, ...]) -> Table:
+    """Sum of tables, broadcast over ``scope`` (ascending), of which each variable is in one of them at least."""
     num_points = tables[0].values.shape[0]
-    total = np.zeros((num_points, *(sizes[v] for v in scope)))
+    classes = tuple(refined([t.classes[t.variables.index(v)] for t in tables if v in t.variables]) for v in scope)
+    total = np.zeros((*(max(each) + 1 for each in classes), num_points))
     for table in tables:
-        shape = [num_points, *(sizes[v] if v in table.variables else 1 for v in scope)]
-        total += table.values.reshape(shape)
-    return total
+        values = np.moveaxis(table.values, 0, -1)
+        for axis, (v, own) in enumerate(zip(table.variables, table.classes, strict=True)):
+            joint = classes[scope.index(v)]
+            if own != joint:
+                values = values.take([own[option] for option in representatives(joint)], axis)
+        shape = [1] * len(scope)
+        for axis, v in enumerate(table.variables):
+            shape[scope.index(v)] = values.shape[axis]
+        total += values.reshape(*shape, num_points)
+    return Table(scope, np.moveaxis(total, -1, 0), classes)
+
+
+def refined(classes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The coarsest classes that tell apart whatever one of the given ones does."""
+    if all(each == classes[0] for each in classes):
+        return classes[0]
+    numbers: dict[tuple[int, ...], int] = {}
+    return tuple(numbers.setdefault(cell, len(numbers)) for cell in zip(*classes, strict=True))
+
+
+def representatives(classes: tuple[int, ...]) -> list[int]:
+    """The first option of every class."""
+    return [classes.index(c) for c in range(max(classes) + 1)]
 
 
 def elimination_order(tables: Sequence[Table], sizes: Mapping[int, int]) -> list[int]:
@@ -74,21 +110,35 @@ def minimise(tables: Sequence[Table], sizes: Mapping[int, int]) -> tuple[FloatAr
     """
     pool = list(tables)
     num_points = pool[0].values.shape[0]
-    taken: list[tuple[int, tuple[int, ...], IntArray]] = []
+    taken: list[tuple[int, Table, IntArray]] = []
     for v in elimination_order(pool, sizes):
         mine = [t for t in pool if v in t.variables]
         pool = [t for t in pool if v not in t.variables]
-        scope = tuple(sorted({u for t in mine for u in t.variables} - {v}))
-        ordered = tuple(sorted((*scope, v)))
-        total = add_tables(mine, ordered, sizes)
-        axis = 1 + ordered.index(v)
-        taken.append((v, scope, total.argmin(axis)))
-        pool.append(Table(scope, total.min(axis)))
+        total = add_tables(mine, tuple(sorted({u for t in mine for u in t.variables})))
+        least, column = _least(total.values, 1 + total.variables.index(v))
+        options = np.array(representatives(total.classes[total.variables.index(v)]))
+        left = restrict(Table(total.variables, total.values, total.classes), {v: 0})
+        left = Table(left.variables, least, left.classes)
+        taken.append((v, left, options[column]))
+        pool.append(left)
     minimum = np.zeros(num_points)
     for table in pool:
         minimum = minimum + table.values
     rows = np.arange(num_points)
-    options: dict[int, IntArray] = {}
-    for v, scope, arg in reversed(taken):
-        options[v] = arg[(rows, *(options[u] for u in scope))]
-    return minimum, options
+    found: dict[int, IntArray] = {}
+    for v, over, best in reversed(taken):
+        at = tuple(np.array(each)[found[u]] for u, each in zip(over.variables, over.classes, strict=True))
+        found[v] = best[(rows, *at)]
+    return minimum, found
+
+
+def _least(values: FloatArray, axis: int) -> tuple[FloatArray, NDArray[np.int8]]:
+    """Minimum over a short axis and where it is; of equal ones the first."""
+    columns = np.moveaxis(values, axis, 0)
+    least = columns[0].copy()
+    at = np.zeros(least.shape, dtype=np.int8)
+    for i in range(1, len(columns)):
+        better = columns[i] < least
+        np.copyto(least, columns[i], where=better)
+        at[better] = i
+    return least, at

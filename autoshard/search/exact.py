@@ -1,9 +1,10 @@
 """The exact optimum of the whole space, with proof: every degree point, every choice, under memory and limits.
 
-Per degree point and assignment of the shared choices (the residual's layout, tied weights), each part's fastest choices
-follow from elimination (`autoshard.search.eliminate`), and the throughput they give is an upper bound. Where they fit
-in memory the bound is reached. The other points are opened best bound first, with (seconds, bytes) labels
-(`autoshard.search.labels`), until no bound is above the best found, or above the k-th best where k are asked for.
+Per degree point and assignment of the shared choices (the residual's layout, tied weights), every factor at its own
+least gives a ceiling, and points are opened best ceiling first until none is above the best found, or above the k-th
+best where k are asked for. There each part's fastest choices follow from elimination (`autoshard.search.eliminate`),
+and the throughput they give is an upper bound. Where they fit in memory the bound is reached. The other points are
+opened again best bound first, with (seconds, bytes) labels (`autoshard.search.labels`), to the same end.
 Choices are tied over the repeats of a block.
 
 Exact for one phase: throughput falls with the step's time alone, so the fastest choices that fit are the best of a
@@ -14,7 +15,7 @@ the optimum is proven.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +25,18 @@ from autoshard.search.eliminate import Table, minimise, restrict
 from autoshard.search.labels import fronts
 from autoshard.simulator.measures import Measure
 from autoshard.simulator.simulator import Simulator
-from autoshard.simulator.variables import ILLEGAL_S, Component
+from autoshard.simulator.variables import ILLEGAL_S, Component, Factor
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 MOST_LABELS = 64
 """Points opened with labels under mixed serving, where a bound may stay open whatever is opened."""
+
+FIRST_GROUP, LARGEST_GROUP = 256, 8192
+"""Points whose choices are settled together: the first ones, and at most, which bounds memory."""
+ROUNDING = 1e-9
+"""Relative room for sums that are taken in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +67,33 @@ class ExactSearch:
         seen = [v for part in simulator.parts for v in part.variables()]
         self.shared = tuple(sorted({v for v in seen if seen.count(v) > 1} | {0}))
 
-    def run(self, num_best: int = 1, kinds: IntArray | None = None) -> ExactResult:
+    def run(self, num_best: int = 1, kinds: IntArray | None = None, *, everywhere: bool = False) -> ExactResult:
         """Find the optimum, and the best points of the ``num_best`` best kinds.
 
         Args:
             num_best: Kinds to settle; fewer where fewer are feasible.
             kinds: The kind of every point ``[points]``, from 0 (for instance its degrees whatever the batch), of which
                 the best point stands for all; by default each point is one.
+            everywhere: Also find the fastest choices of points that cannot be among the best.
         """
         sim = self.sim
         n = len(sim.points)
-        everything = np.arange(n)
-        kinds = everything if kinds is None else kinds
+        kinds = np.arange(n) if kinds is None else kinds
         values, best_dims = np.zeros(n), np.zeros((n, len(self.sizes)), dtype=np.int64)
+        best = np.zeros(int(kinds.max(initial=0)) + 1)
         open_cells: list[tuple[float, int, tuple[int, ...]]] = []
         unsettled = 0.0
-        for fixed, bound, reached, dims, fits in self._bounds({}, everything):
+        ceilings = self._ceilings()
+        for cell, index in self._best_first(ceilings, lambda: 0.0 if everywhere else _largest(best, num_best)):
+            if not everywhere:
+                index = index[ceilings[cell][index] > best[kinds[index]]]
+            held = dict(zip(self.shared, cell, strict=True))
+            bound, reached, dims, fits = self._bounds(held, index)
             unsettled = max(unsettled, float(bound[fits & (reached < bound)].max(initial=0.0)))
-            better = reached > values
-            values[better], best_dims[better] = reached[better], dims[better]
-            cell = tuple(fixed[v] for v in self.shared)
-            open_cells += [(float(bound[i]), int(i), cell) for i in np.flatnonzero(~fits & (bound > 0))]
-        best = np.zeros(int(kinds.max(initial=0)) + 1)
-        np.maximum.at(best, kinds, values)
+            better = reached > values[index]
+            values[index[better]], best_dims[index[better]] = reached[better], dims[better]
+            np.maximum.at(best, kinds[index], reached)
+            open_cells += [(float(bound[i]), int(index[i]), cell) for i in np.flatnonzero(~fits & (bound > 0))]
         enough = _largest(best, num_best)
         opened = 0
         for bound_value, i, cell in sorted(open_cells, key=lambda c: (-c[0], c[1], c[2])):
@@ -122,12 +132,13 @@ class ExactSearch:
     def best_at(self, point: int, fixed: Mapping[int, int] | None = None) -> tuple[float, tuple[int, ...]] | None:
         """Best throughput (tokens/s) at a degree point and its options, some variables held; None if infeasible."""
         best: tuple[float, tuple[int, ...]] | None = None
-        for cell, bound, reached, dims, fits in self._bounds(fixed or {}, np.array([point])):
+        for held in self._cells(fixed or {}):
+            bound, reached, dims, fits = self._bounds(held, np.array([point]))
             if bound[0] <= (best[0] if best else 0.0):
                 continue
             value, options = float(reached[0]), dims[0]
             if not fits[0]:
-                found = self._with_labels(point, cell)
+                found = self._with_labels(point, held)
                 if found is not None and found[1] > value:
                     value, options = found[1], found[2]
             if value > (best[0] if best else 0.0):
@@ -145,36 +156,89 @@ class ExactSearch:
             found.append(tuple(None if b is None else b[0] for b in best))
         return tuple(found)
 
-    def _bounds(
-        self, fixed: Mapping[int, int], index: IntArray
-    ) -> Iterator[tuple[dict[int, int], FloatArray, FloatArray, IntArray, BoolArray]]:
-        """Bounds of points, per assignment of the shared variables that agrees with ``fixed``.
-
-        Yields all that is held, and of every point its bound (0 where illegal or over a limit), the throughput that the
-        options returned reach (0 where they do not fit or break a limit), those options, and whether the fastest fit.
-        """
-        sim = self.sim
+    def _cells(self, fixed: Mapping[int, int]) -> Iterator[dict[int, int]]:
+        """Every assignment of the shared variables that agrees with ``fixed``, and all of ``fixed``."""
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):
-            held = {**fixed, **dict(zip(self.shared, cell, strict=True))}
-            part_s, dims = self._fastest(sim.objective, held, index)
-            step_s = sim.step_s(index, part_s, held[0])
+            yield {**fixed, **dict(zip(self.shared, cell, strict=True))}
+
+    def _ceilings(self) -> dict[tuple[int, ...], FloatArray]:
+        """What no strategy exceeds, per assignment of the shared variables and point: tokens/s.
+
+        Every factor at its own least, whatever the choices: cheap, and enough to leave most points aside.
+        """
+        sim, everything = self.sim, np.arange(len(self.sim.points))
+        found = {}
+        for held in self._cells({}):
+            part_s = np.stack([self._least_s(part, held) for part in sim.objective.parts], 1)
+            step_s = sim.step_s(everything, part_s, held[0])
             legal = step_s < ILLEGAL_S
             for v, option in held.items():
-                legal &= sim.variables[v].legal[index, option]
+                legal &= sim.variables[v].legal[:, option]
             if sim.limit_s is not None:
                 legal &= step_s <= sim.limit_s
-            fits = self._total_bytes(index, dims) <= sim.capacity_bytes
-            reached = np.where(legal & fits & self._within(index, dims), sim.throughput(index, step_s), 0.0)
-            for measure in sim.limits:
-                assert measure.limit_s is not None
-                part_s, others = self._fastest(measure, held, index)
-                legal &= sim.stages_s(measure, index, part_s, held[0]) <= measure.limit_s
-                ok = legal & (self._total_bytes(index, others) <= sim.capacity_bytes) & self._within(index, others)
-                value = np.where(ok, sim.throughput(index, sim.measure_s(sim.objective, index, others)), 0.0)
-                better = value > reached
-                reached, dims = np.where(better, value, reached), np.where(better[:, None], others, dims)
-            bound = np.where(legal, sim.throughput(index, step_s), 0.0)
-            yield held, bound, np.where(legal, reached, 0.0), dims, fits
+            ceiling = sim.throughput(everything, step_s) * (1.0 + ROUNDING)
+            found[tuple(held[v] for v in self.shared)] = np.where(legal, ceiling, 0.0)
+        return found
+
+    def _least_s(self, part: Component, held: Mapping[int, int]) -> FloatArray:
+        """Sum of the least seconds of every factor of a part at every point."""
+        own: dict[int, FloatArray] = {}
+        total = np.zeros(len(self.sim.points))
+        for factor in part.factors:
+            table = restrict(_table(factor), held)
+            if len(factor.variables) == 1 and table.variables:
+                (v,) = table.variables
+                columns = table.values[:, list(table.classes[0])]
+                own[v] = own[v] + columns if v in own else columns
+            else:
+                total += table.values.min(axis=tuple(range(1, table.values.ndim)))
+        for v, seconds in own.items():
+            total += np.where(self.sim.variables[v].legal, seconds, ILLEGAL_S).min(1)
+        return total
+
+    def _best_first(
+        self, ceilings: Mapping[tuple[int, ...], FloatArray], enough: Callable[[], float]
+    ) -> Iterator[tuple[tuple[int, ...], IntArray]]:
+        """Points with their assignment of the shared variables, best ceiling first, until none is above ``enough()``.
+
+        They come in groups that grow, so that the first good ones save most of the others.
+        """
+        cells, n = list(ceilings), len(self.sim.points)
+        ceiling = np.concatenate([ceilings[cell] for cell in cells])
+        order = np.argsort(-ceiling, kind="stable")
+        start, size = 0, FIRST_GROUP
+        while start < len(order) and ceiling[order[start]] > enough():
+            group = order[start : start + size]
+            group = group[ceiling[group] > enough()]
+            for number in np.unique(group // n):
+                yield cells[number], group[group // n == number] % n
+            start, size = start + size, min(2 * size, LARGEST_GROUP)
+
+    def _bounds(self, held: Mapping[int, int], index: IntArray) -> tuple[FloatArray, FloatArray, IntArray, BoolArray]:
+        """Bounds of points, the shared variables (and perhaps others) being held.
+
+        Returns of every point its bound (0 where illegal or over a limit), the throughput that the options returned
+        reach (0 where they do not fit or break a limit), those options, and whether the fastest fit.
+        """
+        sim = self.sim
+        part_s, dims = self._fastest(sim.objective, held, index)
+        step_s = sim.step_s(index, part_s, held[0])
+        legal = step_s < ILLEGAL_S
+        for v, option in held.items():
+            legal &= sim.variables[v].legal[index, option]
+        if sim.limit_s is not None:
+            legal &= step_s <= sim.limit_s
+        fits = self._total_bytes(index, dims) <= sim.capacity_bytes
+        reached = np.where(legal & fits & self._within(index, dims), sim.throughput(index, step_s), 0.0)
+        for measure in sim.limits:
+            assert measure.limit_s is not None
+            part_s, others = self._fastest(measure, held, index)
+            legal &= sim.stages_s(measure, index, part_s, held[0]) <= measure.limit_s
+            ok = legal & (self._total_bytes(index, others) <= sim.capacity_bytes) & self._within(index, others)
+            value = np.where(ok, sim.throughput(index, sim.measure_s(sim.objective, index, others)), 0.0)
+            better = value > reached
+            reached, dims = np.where(better, value, reached), np.where(better[:, None], others, dims)
+        return np.where(legal, sim.throughput(index, step_s), 0.0), np.where(legal, reached, 0.0), dims, fits
 
     def _within(self, index: IntArray, dims: IntArray) -> BoolArray:
         """Whether options keep the limits besides the step's."""
@@ -191,28 +255,28 @@ class ExactSearch:
         """
         sim = self.sim
         measure = measure or sim.objective
-        everything = np.arange(len(sim.points))
         best: tuple[float, int] | None = None
-        for cell in itertools.product(*(range(self.sizes[v]) for v in self.shared)):
-            fixed = dict(zip(self.shared, cell, strict=True))
-            part_s, dims = self._fastest(measure, fixed, everything)
-            step_s = sim.stages_s(measure, everything, part_s, fixed[0])
-            ok = (step_s < ILLEGAL_S) & (self._total_bytes(everything, dims) <= sim.capacity_bytes)
-            for v, option in fixed.items():
-                ok &= sim.variables[v].legal[:, option]
-            if ok.any():
-                i = int(np.where(ok, step_s, np.inf).argmin())
-                if best is None or step_s[i] < best[0]:
-                    best = (float(step_s[i]), i)
+        for start in range(0, len(sim.points), LARGEST_GROUP):
+            index = np.arange(start, min(start + LARGEST_GROUP, len(sim.points)))
+            for held in self._cells({}):
+                part_s, dims = self._fastest(measure, held, index)
+                step_s = sim.stages_s(measure, index, part_s, held[0])
+                ok = (step_s < ILLEGAL_S) & (self._total_bytes(index, dims) <= sim.capacity_bytes)
+                for v, option in held.items():
+                    ok &= sim.variables[v].legal[index, option]
+                if ok.any():
+                    i = int(np.where(ok, step_s, np.inf).argmin())
+                    if best is None or step_s[i] < best[0]:
+                        best = (float(step_s[i]), int(index[i]))
         return best
 
     def _tables(self, part: Component, fixed: Mapping[int, int], index: IntArray) -> list[Table]:
         """Factors of a part at some points under fixed options, illegal options priced out."""
-        tables = [restrict(Table(f.variables, f.table[index]), fixed) for f in part.factors]
+        tables = [restrict(_table(f, index), fixed) for f in part.factors]
         for v in part.variables():
             if v not in fixed:
                 legal = self.sim.variables[v].legal[index]
-                tables.append(Table((v,), np.where(legal, 0.0, ILLEGAL_S)))
+                tables.append(Table.of_options((v,), np.where(legal, 0.0, ILLEGAL_S)))
         return tables
 
     def _fastest(self, measure: Measure, fixed: Mapping[int, int], index: IntArray) -> tuple[FloatArray, IntArray]:
@@ -273,6 +337,14 @@ class ExactSearch:
             return bound, 0.0, chosen[0]
         best = int(within[0])
         return bound, float(sim.throughput(index, step_s[order[[best]]])[0]), chosen[best]
+
+
+def _table(factor: Factor, index: IntArray | slice = slice(None)) -> Table:
+    """A factor at some points."""
+    values = factor.table[index]
+    if not factor.classes:
+        return Table.of_options(factor.variables, values)
+    return Table(factor.variables, values, factor.classes)
 
 
 def _largest(values: FloatArray, k: int) -> float:

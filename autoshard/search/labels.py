@@ -71,7 +71,8 @@ def fronts(
     for table in seconds:
         cells = {}
         for cell in itertools.product(*(range(sizes[v]) for v in table.variables)):
-            value = float(table.values[(0, *cell)])
+            columns = (each[option] for each, option in zip(table.classes, cell, strict=True))
+            value = float(table.values[(0, *columns)])
             if value < limit:
                 cells[cell] = Front(np.array([value]), np.zeros(1), nothing.options)
         pool.append((table.variables, cells))

@@ -153,6 +153,7 @@ class _Agent:
         self.recorder = Recorder(problem)
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
+        self._known_masks: dict[bytes, BoolArray] = {}
 
     def run(self) -> None:
         """Spend the budget chunk by chunk."""
@@ -184,6 +185,7 @@ class _Agent:
         config, recorder = self.config, self.recorder
         policy = Policy(
             self.problem.num_options,
+            self.problem.num_degree_components,
             width=config.width,
             heads=config.heads,
             layers=config.layers,
@@ -195,7 +197,7 @@ class _Agent:
             calls, best_before = recorder.calls, recorder.throughput
             seen = memory.history.copy()
             num_drawn = config.batch - (round(config.mutation_share * config.batch) if len(seen) else 0)
-            batch = policy.sample(policy.context(seen), self._mask, num_drawn, self.generator)
+            batch = policy.sample(policy.context(seen), self._mask, num_drawn, self.rng)
             scores = recorder.evaluate(batch.strategies)
             memory.update(batch.strategies, scores)
             if len(scores) < num_drawn:  # the budget ended inside the batch
@@ -238,15 +240,14 @@ class _Agent:
         """The PPO update: `seen` is the history the batch was drawn under, `elites` the one to imitate."""
         config, num_drawn = self.config, len(batch.strategies)
         x = torch.from_numpy(np.concatenate([batch.strategies, elites.strategies]))
-        masks = torch.cat([batch.masks, self._masks(elites.strategies)])
+        masks = torch.from_numpy(np.concatenate([batch.masks, self._masks_of(elites.strategies)]))
+        drawn_log_probs = torch.from_numpy(batch.log_probs).float()
         for _ in range(config.epochs):
-            option_log_probs = policy.log_probs(policy.context(seen), x, masks)
-            log_probs = option_log_probs.gather(2, x[:, :, None]).sum((1, 2))
-            ratio = (log_probs[:num_drawn] - batch.log_probs).exp()
+            log_probs, entropies = policy.log_probs(policy.context(seen), x, masks)
+            ratio = (log_probs[:num_drawn] - drawn_log_probs).exp()
             clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
             policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
-            drawn = option_log_probs[:num_drawn]
-            entropy = -(drawn.exp() * drawn).sum((1, 2)).mean()
+            entropy = entropies[:num_drawn].mean()
             imitation = log_probs[num_drawn:].mean()
             loss = policy_loss - entropy_weight * entropy - config.imitation * imitation
             optimizer.zero_grad()
@@ -261,6 +262,10 @@ class _Agent:
         component = self.problem.component_masks[position]
         return np.broadcast_to(component, (len(x), len(component))).copy()
 
-    def _masks(self, x: IntArray) -> Tensor:
-        """[n, C, A] masks of complete strategies."""
-        return torch.from_numpy(np.stack([self._mask(x, position) for position in range(x.shape[1])], axis=1))
+    def _masks_of(self, x: IntArray) -> BoolArray:
+        """[n, C, A] masks of complete strategies; the elites stay the same for long, so they are remembered."""
+        for row in x:
+            if row.tobytes() not in self._known_masks:
+                masks = [self._mask(row[None], position)[0] for position in range(len(row))]
+                self._known_masks[row.tobytes()] = np.stack(masks)
+        return np.stack([self._known_masks[row.tobytes()] for row in x])

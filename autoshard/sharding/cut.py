@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from autoshard.ir import Add, Block, OpGraph
+from autoshard.ir import Add, Block, OpGraph, once_per_graph
 
 
+@once_per_graph
 def pipeline_obstacle(graph: OpGraph) -> str | None:
     """Why a model cannot be cut into stages, None if it can."""
     if not any(isinstance(op, Add) for block in graph.blocks for op in block.ops):

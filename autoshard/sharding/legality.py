@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import InvalidInputError
-from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph
+from autoshard.ir import Attention, Block, ExpertsLinear, FusedOp, LatentAttention, Norm, OpGraph, once_per_graph
 from autoshard.sharding.cut import pipeline_obstacle
 from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, stage_mesh
 from autoshard.sharding.layout import Layout
@@ -24,6 +24,7 @@ class Reason:
     message: str
 
 
+@once_per_graph
 def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     """Distinct (query heads, kv heads) of the model's attention cores; a latent one has as many of both."""
     found = {(op.heads.size, op.kv_heads.size) for _, op in graph.all_ops() if isinstance(op, Attention)}
@@ -31,6 +32,7 @@ def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found))
 
 
+@once_per_graph
 def expert_counts(graph: OpGraph) -> tuple[int, ...]:
     """Distinct numbers of routed experts; empty for a dense model."""
     return tuple(sorted({op.experts.size for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)}))
@@ -44,6 +46,12 @@ def kv_split_of(graph: OpGraph, tp: int) -> int:
 def mesh_of(graph: OpGraph, degrees: Degrees) -> StageMesh:
     """The refined stage mesh of a model at given degrees."""
     return stage_mesh(degrees.dp, degrees.tp, degrees.ep, kv_split_of(graph, degrees.tp))
+
+
+@once_per_graph
+def _experts_apart(graph: OpGraph) -> str | None:
+    """The first routed experts that are not one tensor."""
+    return next((op.fqn for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)), None)
 
 
 def _divisors(n: int) -> list[int]:
@@ -91,13 +99,13 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                     message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
                 )
             )
-    loose = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
-    if loose and ep > 1:
+    loose = _experts_apart(graph) if ep > 1 else None
+    if loose is not None:
         found.append(
             Reason(
                 rule="stacked experts",
                 values=(("ep", ep),),
-                message=f"ep={ep}, but the experts of {loose[0].fqn} are not one tensor; only ep=1 works",
+                message=f"ep={ep}, but the experts of {loose} are not one tensor; only ep=1 works",
             )
         )
     if not expert_counts(graph) and ep != dp:
@@ -239,13 +247,18 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     return tuple(found)
 
 
+@once_per_graph
+def _embedding_width(graph: OpGraph) -> int:
+    return max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=0)
+
+
 def model_choices(graph: OpGraph, sizes: Mapping[str, int], *, pp: int = 1) -> dict[str, dict[Choice, str | None]]:
     """The choices that no single op has, and why each is not offered at axis ``sizes`` (None: it is).
 
     Tokens are not split over pipeline stages: a stage reads from what it is sent how many there are.
     """
     tp = sizes["tp"]
-    width = max((op.hidden.size for _, op in graph.all_ops() if op.kind == "embedding"), default=tp)
+    width = _embedding_width(graph) or tp
     sharded = sharded_residual_reason(graph)
     tokens = split_tokens_reason(graph)
     if tp == 1:

@@ -15,7 +15,7 @@ another; there they are weighted and summed, completed over etp and gathered ove
 
 from dataclasses import dataclass
 
-from autoshard.ir import ExpertsLinear, OpGraph
+from autoshard.ir import ExpertsLinear, OpGraph, once_per_graph
 from autoshard.sharding.layout import ETP, TP, Layout, P, R, S, Step, StepKind, redistribute
 from autoshard.sharding.rules.experts import is_stacked
 
@@ -41,6 +41,7 @@ class StagePattern:
         )
 
 
+@once_per_graph
 def can_exchange(graph: OpGraph) -> bool:
     """Whether the model has experts that can be split over ep at all."""
     routed = [op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)]

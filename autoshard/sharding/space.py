@@ -24,6 +24,7 @@ from autoshard.ir import (
     Opaque,
     OpGraph,
     Router,
+    once_per_graph,
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
 from autoshard.sharding.option import Choice, Option
@@ -165,6 +166,7 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
     return tuple((choice, why) for choice, why in found if choice not in offered)
 
 
+@once_per_graph
 def sharded_residual_reason(graph: OpGraph) -> str | None:
     """Why the residual cannot be sharded whatever the degrees; None if nothing forbids it.
 
@@ -179,6 +181,7 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
     return None
 
 
+@once_per_graph
 def split_tokens_reason(graph: OpGraph) -> str | None:
     """Why the residual's tokens cannot be split whatever the degrees; None if nothing forbids it.
 

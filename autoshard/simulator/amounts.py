@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost import imbalance
+from autoshard.cost import choice_shares, imbalance
 from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding.layout import Step, step_rows
 from autoshard.simulator.points import Points
@@ -18,7 +18,8 @@ class Amounts:
     """Work of one microbatch of one stage, per point.
 
     ``tokens`` of one dp rank, ``sequences`` of one dp rank, ``group_tokens`` of all dp ranks, ``pairs`` (token, expert)
-    that the most loaded ep rank computes, ``top_k`` experts a token.
+    that the most loaded ep rank computes, ``top_k`` experts a token, ``skew`` of the popularity of experts
+    (`autoshard.cost.moe`).
     """
 
     tokens: FloatArray
@@ -26,10 +27,16 @@ class Amounts:
     group_tokens: FloatArray
     pairs: FloatArray
     top_k: int
+    skew: float = 0.0
 
     @staticmethod
     def of(
-        graph: OpGraph, points: Points, *, tokens_per_sequence: float, sequences_per_rank: float | None = None
+        graph: OpGraph,
+        points: Points,
+        *,
+        tokens_per_sequence: float,
+        sequences_per_rank: float | None = None,
+        skew: float = 0.0,
     ) -> "Amounts":
         """Amounts when each sequence brings ``tokens_per_sequence`` tokens (1 for logits of the last token only).
 
@@ -45,8 +52,11 @@ class Amounts:
             return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=group, top_k=1)
         op = routed[0]
         mean = group * op.top_k / points.ep
-        worst = imbalance(group, op.experts.size, op.top_k, points.ep)
-        return Amounts(tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k)
+        shares = choice_shares(op.experts.size, op.top_k, skew)
+        worst = imbalance(group, op.experts.size, op.top_k, points.ep, shares)
+        return Amounts(
+            tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k, skew=skew
+        )
 
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""

@@ -43,6 +43,15 @@ def sequence_grid(largest: int) -> list[int]:
     return [v for v in grid if v <= largest]
 
 
+def distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
+    """The first row of every combination that columns of numbers from 0 have, and each row's combination."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGroup:
     """Structural degrees with their axis sizes and how many ranks of each axis' group share a node."""
@@ -64,9 +73,9 @@ def ranks_in_node(size: int, stride: int, num_devices: int, per_node: int) -> in
     if size == 1:
         return 1
     base = np.arange(num_devices // (size * stride))[:, None] * size * stride + np.arange(stride)[None, :]
-    nodes = (base.reshape(-1, 1) + np.arange(size) * stride) // per_node
-    shapes = np.unique(nodes - nodes[:, :1], axis=0)
-    return min(int(np.bincount(row).max()) for row in shapes)
+    place = np.unique(base % per_node)  # where in its node a group begins decides all the rest
+    nodes = (place[:, None] + np.arange(size) * stride) // per_node
+    return min(int(np.bincount(row).max()) for row in nodes)
 
 
 def stage_groups(

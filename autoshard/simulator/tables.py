@@ -8,7 +8,6 @@ are; the price of a step is then one vector over points, and is reused wherever 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -16,11 +15,9 @@ from numpy.typing import NDArray
 
 from autoshard.cost import Kernels, ServingLaw, collective_s
 from autoshard.cost.formats import MODEL_FORMATS, Formats
-from autoshard.errors import UnsupportedModelError
 from autoshard.hardware import Cluster, CollectiveKind
-from autoshard.ir import BLOCK_INPUT, Add, Block, FusedOp, Linear, Norm, OpGraph
-from autoshard.sharding.flow import block_residual, tensor_moves
-from autoshard.sharding.layout import INDEX_BYTES, Layout, R, S, Step, own_tokens
+from autoshard.ir import BLOCK_INPUT, Block, FusedOp, OpGraph
+from autoshard.sharding.layout import INDEX_BYTES, Layout, S, Step, own_tokens
 from autoshard.sharding.legality import choice_key, choice_keys, expert_counts, model_choices, residual_needed
 from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Choice, Option
@@ -31,7 +28,8 @@ from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.launches import joins_experts, merged_products
 from autoshard.simulator.lengths import Lengths, own_lengths
-from autoshard.simulator.points import Points
+from autoshard.simulator.moves import Ends, TensorMoves, is_head
+from autoshard.simulator.points import Points, distinct
 from autoshard.simulator.variables import ILLEGAL_S, Component, Factor, Variable
 from autoshard.simulator.work import ACTIVATION_BYTES, WorkModel
 from autoshard.workload import Workload
@@ -73,16 +71,17 @@ class TableBuilder:
                 self.points,
                 tokens_per_sequence=1 if last else self.lengths.tokens,
                 sequences_per_rank=self.lengths.sequences,
+                skew=0.0 if self.engine is None else self.engine.routing_skew,
             )
             for last in (False, True)
         }
         self.variables = tuple(self._variable(key) for key in choice_keys(self.graph))
         self._index = {v.key: i for i, v in enumerate(self.variables)}
-        patterns = [
-            StagePattern.of(int(d), int(e), int(t))
-            for d, e, t in zip(self.points.dp, self.points.ep, self.points.etp, strict=True)
-        ]
-        self._groups = {p: np.flatnonzero([q == p for q in patterns]) for p in dict.fromkeys(patterns)}
+        first, of = distinct(points.dp, points.ep, points.etp)
+        patterns = [StagePattern.of(int(points.dp[i]), int(points.ep[i]), int(points.etp[i])) for i in first]
+        known = list(dict.fromkeys(patterns))
+        number = np.array([known.index(p) for p in patterns])[of]
+        self._groups = {p: np.flatnonzero(number == i) for i, p in enumerate(known)}
 
     def _owner(self, key: str) -> tuple[Block, FusedOp]:
         return next((b, op) for b, op in self.graph.all_ops() if f"{b.name}/{op.name}" == key)
@@ -90,12 +89,14 @@ class TableBuilder:
     def _variable(self, key: str) -> Variable:
         sizes, n = self.points.sizes, len(self.points)
         if key in (RESIDUAL, DISPATCH):
-            columns = np.stack([sizes["tp"], sizes["ep"], self.points.pp], 1)
-            each, index = np.unique(columns, axis=0, return_inverse=True)
+            first, of = distinct(sizes["tp"], sizes["ep"], self.points.pp)
             offered = [
-                model_choices(self.graph, {"tp": int(tp), "ep": int(ep)}, pp=int(pp))[key] for tp, ep, pp in each
+                model_choices(
+                    self.graph, {"tp": int(sizes["tp"][i]), "ep": int(sizes["ep"][i])}, pp=int(self.points.pp[i])
+                )[key]
+                for i in first
             ]
-            legal = np.array([[why is None for why in o.values()] for o in offered])[index.reshape(-1)]
+            legal = np.array([[why is None for why in o.values()] for o in offered])[of]
             return self._with_pin(key, tuple(offered[0]), legal, (None,) * len(offered[0]))
         block, op = self._owner(key)
         listed = options(block, op)
@@ -218,71 +219,51 @@ class TableBuilder:
         return total
 
     def _tensor_factor(self, block: Block, producer: FusedOp | None, *, last: bool) -> Factor | None:
-        """Seconds of all moves of one tensor, over the choices of its producer and readers."""
+        """Seconds of all moves of one tensor, over the choices of its producer and readers.
+
+        Choices differ here only in the layouts they yield and need, so the table is over classes of those.
+        """
         name = BLOCK_INPUT if producer is None else producer.name
         readers = [(op, i) for op, i in consumers(block, name) if op.kind != "embedding"]
         if not readers and producer is None:
             return None
-        found = {self._decides(block, op) for op in (producer, *(r for r, _ in readers))}
-        if any(tensor_rows(op) == "pairs" for op in (producer, *(r for r, _ in readers)) if op is not None):
-            found.add(self._index.get(DISPATCH))
-        if not readers and not _is_head(producer):
+        moves = TensorMoves(self.graph, block, producer, readers, self.variables)
+        found = moves.decided_by
+        if DISPATCH in self._index and any(tensor_rows(op) == "pairs" for op in moves.ops):
+            found.add(self._index[DISPATCH])
+        if not readers and not is_head(producer):
             found.add(self._index[RESIDUAL])
-        order = tuple(sorted(v for v in found if v is not None))
-        shape = tuple(len(self.variables[v].choices) for v in order)
-        flat = np.zeros((len(self.points), math.prod(shape)))
+        order = tuple(sorted(found))
+        classes = tuple(moves.classes(v) for v in order)
+        shape = tuple(max(each) + 1 for each in classes)
+        columns: dict[Ends | None, list[int]] = {}
         for column, cell in enumerate(itertools.product(*(range(n) for n in shape))):
-            chosen = {v: self.variables[v].choices[c] for v, c in zip(order, cell, strict=True)}
-            for pattern, index in self._groups.items():
-                seconds = self._cell(block, producer, readers, chosen, pattern, last=last)
-                flat[index, column] = seconds[index]
+            chosen = {v: each.index(c) for v, each, c in zip(order, classes, cell, strict=True)}
+            columns.setdefault(moves.ends(chosen), []).append(column)
+        flat = np.empty((math.prod(shape), len(self.points)))
+        for ends, same in columns.items():
+            flat[same] = self._moves_s(moves, ends, last=last, joins=joins_experts(block, producer))
         if not flat.any():
             return None
-        table = flat.reshape(len(self.points), *shape)
-        return Factor(variables=order, table=table, label=name, what="collective")
+        table = np.moveaxis(flat.reshape(*shape, len(self.points)), -1, 0)
+        return Factor(variables=order, table=table, label=name, what="collective", classes=classes)
 
-    def _decides(self, block: Block, op: FusedOp | None) -> int | None:
-        """The variable that decides an op's layout: the residual's for the block's input and for additions."""
-        if op is None or isinstance(op, Add):
-            return self._index[RESIDUAL]
-        return self._index.get(choice_key(self.graph, block, op))
-
-    def _cell(
-        self,
-        block: Block,
-        producer: FusedOp | None,
-        readers: Sequence[tuple[FusedOp, int]],
-        chosen: Mapping[int, Choice],
-        pattern: StagePattern,
-        *,
-        last: bool,
-    ) -> FloatArray:
-        """Seconds of one tensor's moves under chosen options; `ILLEGAL_S` where no rule allows the combination."""
-        at = self._index[RESIDUAL]
-        everywhere = RESIDUAL_LAYOUTS[chosen.get(at)]
-        residual = block_residual(self.graph, block, everywhere)
-
-        def option(op: FusedOp) -> Option:
-            v = self._decides(block, op)
-            return self._option(options(block, op), None if v is None else chosen[v])
-
-        norms = [op for op in (producer, *(op for op, _ in readers)) if isinstance(op, Norm)]
-        if at in chosen and any(residual_needed(op, option(op)) not in (None, everywhere) for op in norms):
-            return np.full(len(self.points), ILLEGAL_S)
-        raw = residual if producer is None or isinstance(producer, Add) else option(producer).yields
-        needs = [(op, i, residual if isinstance(op, Add) else option(op).needs[i]) for op, i in readers]
-        final = None if readers else (R if _is_head(producer) else residual)
-        try:
-            pattern = replace(pattern, exchange=chosen.get(self._index.get(DISPATCH, -1)) == 0)
-            moves = tensor_moves(block, producer, raw, needs, final=final, pattern=pattern)
-        except UnsupportedModelError:
-            return np.full(len(self.points), ILLEGAL_S)
-        steps = (*moves.exit, *(s for entry in moves.entry for s in entry))
-        seconds = self._steps_s(steps, last=last)
-        if self.engine is None or not joins_experts(block, producer):
-            return seconds
-        kept = self._steps_s(tuple(s for s in steps if s.kind != "all_reduce"), last=last)
-        return np.where(self.points.dp == 1, kept, seconds)
+    def _moves_s(self, moves: TensorMoves, ends: Ends | None, *, last: bool, joins: bool) -> FloatArray:
+        """Seconds of a tensor's moves at every point, `ILLEGAL_S` where no rule allows them."""
+        total = np.full(len(self.points), ILLEGAL_S)
+        for pattern, index in self._groups.items():
+            steps = None if ends is None else moves.steps(ends, pattern)
+            if steps is None:
+                continue
+            found = np.zeros(len(index))
+            for step in steps:
+                seconds = self.step_s(step, last=last)[index]
+                if joins and self.engine is not None and step.kind == "all_reduce":
+                    # At dp = 1 an engine adds the experts' shares up with those of the shared ones.
+                    seconds = np.where(self.points.dp[index] == 1, 0.0, seconds)
+                found += seconds
+            total[index] = found
+        return total
 
     def send(self) -> Component:
         """The hand-over of one microbatch to the next stage: the residual in its layout, device to device."""
@@ -307,10 +288,6 @@ class TableBuilder:
             weights=(),
             kv=(),
         )
-
-
-def _is_head(op: FusedOp | None) -> bool:
-    return isinstance(op, Linear) and op.is_head
 
 
 def build_tables(

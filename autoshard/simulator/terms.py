@@ -30,8 +30,7 @@ def terms(simulator: Simulator, point: int, dims: tuple[int, ...]) -> tuple[Term
     found = []
     for count, part in zip(slowest, simulator.parts, strict=True):
         for factor in part.factors:
-            cell = (point, *(dims[v] for v in factor.variables))
-            value = float(factor.table[cell]) * count * pp
+            value = float(factor.at(at, options)[0]) * count * pp
             if value > 0:
                 found.append(Term(part=part.name, label=factor.label, what=factor.what, seconds=value))
     if pp > 1:

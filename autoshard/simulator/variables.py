@@ -42,12 +42,25 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """Seconds over ``[points, *options of variables]``; ``label`` says which op or tensor and ``what`` kind of time."""
+    """Seconds over ``[points, *classes of variables]``; ``label`` says which op or tensor and ``what`` kind of time.
+
+    ``classes`` says, per variable, which column of its axis each option has: options that this factor cannot tell
+    apart (both need the tensor whole, say) share one. Empty: every option has its own.
+    """
 
     variables: tuple[int, ...]
     table: FloatArray
     label: str
     what: str
+    classes: tuple[tuple[int, ...], ...] = ()
+
+    def at(self, point: IntArray, dims: IntArray) -> FloatArray:
+        """Seconds of strategies ``(point [m], dims [m, all variables])``."""
+        columns = [dims[:, v] for v in self.variables]
+        if self.classes:
+            columns = [np.array(each)[column] for each, column in zip(self.classes, columns, strict=True)]
+        found: FloatArray = self.table[(point, *columns)]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +83,18 @@ class Component:
 
     def seconds(self, point: IntArray, dims: IntArray) -> FloatArray:
         """Time of one pass for strategies ``(point [m], dims [m, variables])``."""
-        return _look_up([(f.variables, f.table) for f in self.factors], point, dims)
+        total = np.zeros(len(point))
+        for factor in self.factors:
+            total += factor.at(point, dims)
+        return total
 
     def num_bytes(self, point: IntArray, dims: IntArray) -> tuple[FloatArray, FloatArray]:
         """(weights, kv) bytes of one instance for strategies ``(point [m], dims [m, variables])``."""
-        weights = _look_up([((v,), t) for v, t in self.weights], point, dims)
-        return weights, _look_up([((v,), t) for v, t in self.kv], point, dims)
+        return _sum_at(self.weights, point, dims), _sum_at(self.kv, point, dims)
 
 
-def _look_up(tables: Sequence[tuple[tuple[int, ...], FloatArray]], point: IntArray, dims: IntArray) -> FloatArray:
+def _sum_at(tables: Sequence[tuple[int, FloatArray]], point: IntArray, dims: IntArray) -> FloatArray:
     total = np.zeros(len(point))
-    for variables, table in tables:
-        flat = point.copy()
-        for v, size in zip(variables, table.shape[1:], strict=True):
-            flat *= size
-            flat += dims[:, v]
-        total += table.reshape(-1)[flat]
+    for v, table in tables:
+        total += table[point, dims[:, v]]
     return total

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost import Kernels, experts_touched, memory_op_s
+from autoshard.cost import Kernels, memory_op_s, most_touched
 from autoshard.hardware import Device
 from autoshard.ir import (
     Activation,
@@ -127,7 +127,9 @@ class WorkModel:
 
     def _experts(self, op: ExpertsLinear, inner: FloatArray, outer: FloatArray) -> FloatArray:
         local = op.experts.size / self._share("ep")
-        touched = experts_touched(local, op.experts.size, op.top_k, self.amounts.group_tokens)
+        touched = most_touched(
+            op.experts.size, op.top_k, self.amounts.group_tokens, self._share("ep"), self.amounts.skew
+        )
         rows = self.amounts.group_tokens * op.top_k * op.in_dim.size
         return self.kernels.grouped_s(
             self.amounts.pairs,

@@ -14,6 +14,7 @@ from typing import Any
 
 from autoshard.errors import InvalidInputError, UnsupportedModelError
 from autoshard.tracing.reduce import EXPERT_COUNTS, TOP_K
+from autoshard.tracing.store import remembered
 
 _REQUIRED = (
     ("hidden_size",),
@@ -50,6 +51,11 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
         InvalidInputError: for a missing, mistyped or impossible value.
         UnsupportedModelError: for a class transformers does not have.
     """
+    remembered("checked", [class_name, config], bool, lambda: _check(config, class_name))
+
+
+def _check(config: Mapping[str, Any], class_name: str) -> bool:
+    """True, unless it raises."""
     fields, aliases = _config_fields(class_name)
     for names in _REQUIRED:
         known = [n for n in names if n in fields or aliases.get(n) in fields]
@@ -72,6 +78,7 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
     if experts is not None and top_k is not None and top_k > experts:
         raise InvalidInputError(f"experts per token ({top_k}) must not exceed the experts ({experts})")
     _check_choices(config)
+    return True
 
 
 def class_of(config: Mapping[str, Any]) -> str:
@@ -84,16 +91,20 @@ def class_of(config: Mapping[str, Any]) -> str:
         InvalidInputError: if the config names neither.
         UnsupportedModelError: if transformers has neither, with the nearest model type it has.
     """
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as BASE
-
     names = config.get("architectures") or []
     model_type = config.get("model_type")
     if not model_type and not names:
         raise InvalidInputError("config has neither model_type nor architectures: it does not say which model it is")
     if model_type is not None and not isinstance(model_type, str):
         raise InvalidInputError(f"model_type must be a string, got {model_type!r}")
+    return remembered("class", [model_type, names], str, lambda: _class_of(model_type, names))
+
+
+def _class_of(model_type: str | None, names: Any) -> str:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as BASE
+
     for name in names if isinstance(names, (list, tuple)) else []:
         if isinstance(name, str) and name.endswith("ForCausalLM") and hasattr(transformers, name):
             return name

@@ -7,12 +7,14 @@ look the same and that nobody else uses. A router may have rows beyond the exper
 """
 
 import re
+from math import prod
 
 from torch import fx
 
 from autoshard.tracing.attention_roles import is_matrix
 from autoshard.tracing.axes import shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
+from autoshard.tracing.recognise import SLICED
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _Key = tuple[str, tuple[int, ...]]
@@ -24,7 +26,7 @@ def group_experts(flow: Dataflow, found: list[Found]) -> None:
     if not counts:
         return
     for members in _sliced(found):
-        rows = shape_of(members[0].weight)[0]  # type: ignore[arg-type]
+        rows = _num_slices(flow, members[0])
         if rows <= max(counts):
             _merge(flow, found, members, [], rows)
     for key, members in _numbered(flow, found).items():
@@ -57,6 +59,13 @@ def _sliced(found: list[Found]) -> list[list[Found]]:
         if op.shape == "contraction" and not op.role and op.weight is not None and op.is_slice:
             groups.setdefault(op.weight, []).append(op)
     return [g for g in groups.values() if len(g) > 1]
+
+
+def _num_slices(flow: Dataflow, op: Found) -> int:
+    """How many matrices like the one an op multiplies with its parameter holds, whatever shape it is kept in."""
+    assert op.weight is not None
+    matrix = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=SLICED) is op.weight)
+    return prod(shape_of(op.weight)) // prod(shape_of(matrix))
 
 
 def _numbered(flow: Dataflow, found: list[Found]) -> dict[_Key, list[Found]]:

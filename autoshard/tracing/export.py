@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
+from autoshard._torch import no_stack_traces
 from autoshard.errors import AutoshardError, UnsupportedModelError
 from autoshard.tracing.config_check import one_line, quiet_transformers
 from autoshard.tracing.fold import Stack, folded
@@ -101,7 +102,13 @@ def _export(model: nn.Module, length: int, *, bare: bool) -> ExportedModel:
     """One trace with sequences of ``length`` tokens."""
     wrapper = _Logits(model).eval()
     input_ids = torch.zeros(TRACE_BATCH, length, dtype=torch.long, device="meta")
-    with traceable_kernels(model), quiet_transformers(), torch.no_grad(), folded(wrapper, bare=bare) as stacks:
+    with (
+        traceable_kernels(model),
+        quiet_transformers(),
+        torch.no_grad(),
+        no_stack_traces(),
+        folded(wrapper, bare=bare) as stacks,
+    ):
         try:
             program = torch.export.export(wrapper, (input_ids,), strict=False)
         except AutoshardError:

@@ -8,6 +8,7 @@ from torch import nn
 from autoshard.ir import OpGraph
 from autoshard.tracing.config_check import quiet_transformers
 from autoshard.tracing.source import ConfigSource, ModelSource
+from autoshard.tracing.store import remembered
 
 _MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 _QUANTISED = ("quant_method", "fmt", "weight_block_size", "bits", "group_size", "activation_scheme")
@@ -17,6 +18,10 @@ def config_facts(source: ModelSource, graph: OpGraph) -> dict[str, Any]:
     """Facts of a source for people and programs: ``other_parameters``, ``mtp``, ``quantization``, ``notices``."""
     if not isinstance(source, ConfigSource):
         return {"other_parameters": 0, "mtp": None, "quantization": None, "notices": []}
+    return remembered("facts", source.to_dict(), dict[str, Any], lambda: _config_facts(source, graph))
+
+
+def _config_facts(source: ConfigSource, graph: OpGraph) -> dict[str, Any]:
     given = {**source.config, **(source.whole or {})}
     return {
         "other_parameters": _other_parameters(source, graph),

@@ -65,11 +65,12 @@ def share(x: Tensor, dim: int, parts: Sequence[int], rank: int, n: int) -> Tenso
 
 
 class Bench:
-    """The module ``fqn`` of a model on meta tensors, and everything needed to run it by itself."""
+    """The module ``fqn`` of the model whose calls are given, and everything needed to run it by itself."""
 
-    def __init__(self, model: nn.Module, fqn: str) -> None:
+    def __init__(self, calls: "Calls", fqn: str) -> None:
+        model = calls.model
         self.module = model.get_submodule(fqn)
-        self.sessions = [[self._made(call) for call in calls] for calls in _recorded(model, fqn)]
+        self.sessions = [[self._made(call) for call in session] for session in calls.of(fqn)]
         self._random = torch.Generator().manual_seed(0)
         own = sum(
             p.numel()
@@ -222,34 +223,56 @@ class _Stub(nn.Module):
         return out
 
 
-def _recorded(model: nn.Module, fqn: str) -> Iterator[list[_Arguments]]:
-    """The calls of module ``fqn``: of a prompt, and of a prompt and a decode step with a cache if the model has one."""
+class Calls:
+    """The arguments that the modules of a model on meta tensors are called with; the model runs when first asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._sessions: list[dict[str, list[_Arguments]]] = []
+
+    def of(self, fqn: str) -> list[list[_Arguments]]:
+        """Calls of module ``fqn``: of a prompt, and of a prompt and a decode step with a cache if the model has one."""
+        if not self._sessions:
+            self._sessions = list(_recorded(self.model))
+        return [calls.get(fqn, []) for calls in self._sessions]
+
+
+def _recorded(model: nn.Module) -> Iterator[dict[str, list[_Arguments]]]:
     ids = [torch.zeros(_BATCH, n, dtype=torch.long, device="meta") for n in LENGTHS]
     config: Any = getattr(model, "config", None)
     with quiet_transformers(), torch.no_grad(), traceable_kernels(model), folded(model, bare=True):
         if not hasattr(config, "get_text_config"):
-            yield _calls(model, fqn, lambda: model(ids[0]))
+            yield _calls(model, lambda: model(ids[0]))
             return
         from transformers import DynamicCache
 
         cache = DynamicCache(config=config)
-        runs = [_calls(model, fqn, lambda i=i: model(i, cache=cache, use_cache=True), cache) for i in ids]  # type: ignore[misc]
+        runs = [_calls(model, lambda i=i: model(i, cache=cache, use_cache=True), cache) for i in ids]  # type: ignore[misc]
         # Without a cache a model looks whether its mask is trivial, which meta tensors cannot tell.
-        yield [_map(call, lambda v: None if v is _CACHE else v) for call in runs[0]]
-        yield [call for calls in runs for call in calls]
+        yield {
+            fqn: [_map(call, lambda v: None if v is _CACHE else v) for call in calls] for fqn, calls in runs[0].items()
+        }
+        yield {fqn: [call for calls in runs for call in calls.get(fqn, [])] for fqn in {**runs[0], **runs[1]}}
 
 
-def _calls(model: nn.Module, fqn: str, run: Callable[[], Any], cache: Any = None) -> list[_Arguments]:
-    calls: list[_Arguments] = []
+def _calls(model: nn.Module, run: Callable[[], Any], cache: Any = None) -> dict[str, list[_Arguments]]:
+    """Calls of every module with parts, by name."""
+    calls: dict[str, list[_Arguments]] = {}
 
-    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-        calls.append(_map((args, kwargs), lambda v: _CACHE if cache is not None and v is cache else v))
+    def note(fqn: str, args: Any, kwargs: Any) -> None:
+        kept = _map((args, kwargs), lambda v: _CACHE if cache is not None and v is cache else v)
+        calls.setdefault(fqn, []).append(kept)
 
-    hook = model.get_submodule(fqn).register_forward_pre_hook(note, with_kwargs=True)
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, kwargs, name=name: note(name, args, kwargs), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name and next(module.children(), None) is not None
+    ]
     try:
         run()
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return calls
 
 

@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from autoshard.ir import Attention, Combine, FusedOp, HeadSplit, Linear, Mixer, Norm, Param
+from autoshard.tracing.head_bench import Calls
 from autoshard.tracing.head_split import ModuleSplit, NotSplit, find_split
 
 
-def split_by_heads(model: Callable[[], nn.Module], ops: Sequence[FusedOp]) -> tuple[FusedOp, ...]:
-    """``ops`` of a block with what a split by heads means for each; ``model`` gives the model on meta tensors.
+def split_by_heads(calls: Callable[[], Calls], ops: Sequence[FusedOp]) -> tuple[FusedOp, ...]:
+    """``ops`` of a block with what a split by heads means for each; ``calls`` gives those of the model.
 
     Looked at are modules of recurrent mixers, attention modules with a fused projection, and those of plain models.
     transformers' modules with projections for q, k and v each need nothing of this: they view by the size of a head.
     """
-    plain = not hasattr(getattr(model(), "config", None), "get_text_config") if _has_attention(ops) else False
+    plain = not hasattr(getattr(calls().model, "config", None), "get_text_config") if _has_attention(ops) else False
     for leader in _leaders(ops, plain=plain):
         entries = frozenset(
             op.fqn.removeprefix(leader.fqn + ".")
@@ -24,7 +23,7 @@ def split_by_heads(model: Callable[[], nn.Module], ops: Sequence[FusedOp]) -> tu
         )
         fused = len(leader.inputs) == 1 or isinstance(leader, Mixer)
         try:
-            found = find_split(model(), leader.fqn, entries)
+            found = find_split(calls(), leader.fqn, entries)
             if fused or found.heads.counts or found.heads.readers:
                 ops = _told(ops, leader, found)
         except NotSplit as reason:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.ir import HeadSplit
-from autoshard.tracing.head_bench import Bench, Cut, Exits, share
+from autoshard.tracing.head_bench import Bench, Calls, Cut, Exits, share
 
 _TOLERANCE = 1e-3
 """Relative difference between a share and its part of the whole; both are float32, a wrong split is off by order 1."""
@@ -57,14 +57,14 @@ class NotSplit(Exception):
         self.readers = readers
 
 
-def find_split(model: nn.Module, fqn: str, entries: frozenset[str]) -> ModuleSplit:
-    """How what the module ``fqn`` of a model on meta tensors makes of its linears ``entries`` is split by heads.
+def find_split(calls: Calls, fqn: str, entries: frozenset[str]) -> ModuleSplit:
+    """How what the module ``fqn`` of a model makes of its linears ``entries`` is split by heads.
 
     Raises:
         NotSplit: if it cannot be, or not be run by itself.
     """
     try:
-        experiment = _Experiment(Bench(model, fqn), entries)
+        experiment = _Experiment(Bench(calls, fqn), entries)
         try:
             return experiment.run()
         except NotSplit as reason:

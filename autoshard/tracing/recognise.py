@@ -15,7 +15,8 @@ CONTRACTIONS = frozenset(
     ["linear", "einsum", "matmul", "mm", "bmm", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"]
 )
 """Ops that sum products of two tensors."""
-_SLICED = LAYOUT | {"select"}
+SLICED = LAYOUT | {"select"}
+"""Ops through which a tensor is a part of a parameter."""
 _GATHERED = LAYOUT | {"index"}
 
 
@@ -66,7 +67,7 @@ def _contraction(flow: Dataflow, node: fx.Node) -> Found | None:
     weights = [p for p in map(flow.parameter, operands) if p is not None and len(shape_of(p)) in (2, 3)]
     is_slice = False
     if not weights:
-        sliced = [flow.parameter(n, through=_SLICED) for n in operands if len(shape_of(n)) == 2]
+        sliced = [flow.parameter(n, through=SLICED) for n in operands if len(shape_of(n)) == 2]
         weights = [p for p in sliced if p is not None and len(shape_of(p)) in (2, 3)]
         is_slice = True
     if len(weights) != 1:

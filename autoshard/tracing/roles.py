@@ -135,6 +135,22 @@ def _routers(flow: Dataflow, found: list[Found], roles: Roles) -> None:
             ranked[0].role = "router"
             roles.by_maximum.add(ranked[0])
             roles.top_k[ranked[0]] = roles.top_k.get(ranked[0], 0) + 1
+    _own_scales(flow, found, [op for op in found if op.role == "router"])
+
+
+def _own_scales(flow: Dataflow, found: list[Found], routers: list[Found]) -> None:
+    """Give a router the parameter of one number per expert that the chosen experts' numbers are looked up in."""
+    owned = {p for op in found for p in op.owned()}
+    for node in flow.nodes:
+        if base_name(node) != "index":
+            continue
+        table, *positions = node.all_input_nodes
+        parameter = flow.parameter(table)
+        sources = flow.sources(*positions)
+        if parameter is None or parameter in owned or len(sources) != 1 or sources[0] not in routers:
+            continue
+        if shape_of(parameter) == shape_of(sources[0].weight)[:1]:  # type: ignore[arg-type]
+            sources[0].parameters.append(parameter)
 
 
 def _own_correction(flow: Dataflow, found: list[Found], router: Found, ranking: fx.Node) -> None:

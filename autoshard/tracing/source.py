@@ -39,6 +39,11 @@ class ModelSource:
 
     name: str
 
+    @property
+    def is_data(self) -> bool:
+        """Whether :meth:`to_dict` says all: the code that builds the model is transformers' or ships with autoshard."""
+        return False
+
     def build(
         self,
         device: str = "meta",
@@ -126,6 +131,11 @@ class ConfigSource(ModelSource):
     def __post_init__(self) -> None:
         check_config(self.config, self.class_name)
 
+    @property
+    def is_data(self) -> bool:
+        """See :meth:`ModelSource.is_data`."""
+        return True
+
     def hf_config(self) -> Any:
         """The transformers config object.
 
@@ -182,6 +192,11 @@ class FactorySource(ModelSource):
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     config_target: str | None = None
+
+    @property
+    def is_data(self) -> bool:
+        """See :meth:`ModelSource.is_data`."""
+        return all(t is None or t.startswith(OWN_MODELS) for t in (self.target, self.config_target))
 
     def reduced(
         self, *, tp: int = 1, ep: int = 1, etp: int = 1, nproc: int = 4, plan_tp: int | None = None

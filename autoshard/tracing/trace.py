@@ -14,11 +14,13 @@ from autoshard.tracing.blocks import BuiltBlock, build_block
 from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import dependents, is_tensor
 from autoshard.tracing.export import ExportedModel, export_graph, meta_copy
+from autoshard.tracing.head_bench import Calls
 from autoshard.tracing.head_ops import split_by_heads
 from autoshard.tracing.parameters import ParameterLedger
 from autoshard.tracing.quantised import quantised_blocks, with_blocks
 from autoshard.tracing.source import ConfigSource, ModelSource
 from autoshard.tracing.state import StateProbe
+from autoshard.tracing.store import is_remembered, remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +48,23 @@ def trace(model: nn.Module, *, name: str) -> OpGraph:
 def trace_source(source: ModelSource) -> OpGraph:
     """The operator graph of a source, built on the meta device in its served dtype.
 
+    It is kept on disk where the source is data alone (`autoshard.tracing.store`).
+
     Raises:
         InvalidInputError: if the source does not give a model.
         UnsupportedModelError: if the model cannot be traced.
     """
+    if not source.is_data:
+        return _trace_source(source)
+    return remembered("graph", source.to_dict(), OpGraph, lambda: _trace_source(source))
+
+
+def is_traced(source: ModelSource) -> bool:
+    """Whether :func:`trace_source` only has to read what it found before."""
+    return source.is_data and is_remembered("graph", source.to_dict())
+
+
+def _trace_source(source: ModelSource) -> OpGraph:
     graph = trace(source.build(), name=source.name)
     return with_blocks(graph, quantised_blocks(source.config)) if isinstance(source, ConfigSource) else graph
 
@@ -109,9 +124,9 @@ class _Tracer:
         ]
         epilogue = build_block(self.context, [n for n in outside if n in after], free, last=True)
 
-        bare = cache(lambda: _on_meta(self.model))
+        calls = cache(lambda: Calls(_on_meta(self.model)))
         blocks = tuple(
-            Block(name=title, ops=split_by_heads(bare, built.ops), instances=kind)
+            Block(name=title, ops=split_by_heads(calls, built.ops), instances=kind)
             for title, built, kind in zip(_block_names(layers), layers, kinds, strict=True)
         )
         index = {layer: i for i, kind in enumerate(kinds) for layer in kind}

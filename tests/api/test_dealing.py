@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from autoshard import Plan, autoshard
 from autoshard.api.build_plan import build_plan
-from autoshard.api.dealing import as_solved, deal
+from autoshard.api.dealing import as_solved, deal, fastest, others
 from autoshard.api.explain import explain
 from autoshard.api.solve import Solution, make_simulator, solve
 from autoshard.hardware import parse_cluster
@@ -97,3 +97,30 @@ def test_stages_by_hand_and_even_ones_are_left() -> None:
     assert even.data.search.balanced_gain is by_hand.data.search.balanced_gain is None
     gain = balanced.data.search.balanced_gain
     assert gain and balanced.predicted.tokens_per_s == pytest.approx(even.predicted.tokens_per_s * (1 + gain))
+
+
+def test_other_degrees_are_dealt_and_ranked_after() -> None:
+    # 3 dense and 58 MoE layers on 4 stages wait for 16 MoE layers where they are dealt evenly, on one stage for none.
+    sim = make_simulator(
+        traced("deepseek-v3"), parse_cluster("H100x64"), Workload(), fixed={"tp": 1, "dp": 16, "batch": 10240}
+    )
+    solution = solve(sim, algorithm="exact")
+    rest = others(solution)
+    assert any(dealt.gain for _, dealt in rest)
+    rates: list[float] = []
+    for other, dealt in rest:
+        point, dims = np.array([dealt.point]), np.array([dealt.dims])
+        rates.append(float(dealt.simulator.evaluate(point, dims).tokens_per_s[0]))
+        even = float(other.simulator.evaluate(np.array([other.point]), np.array([other.dims])).tokens_per_s[0])
+        assert rates[-1] == pytest.approx(even * (1 + (dealt.gain or 0.0)))
+    assert rates == sorted(rates, reverse=True)
+    named = build_plan(solution, None, deal(solution), [d for _, d in rest]).alternatives
+    assert [a.tokens_per_s_per_gpu * 64 for a in named] == pytest.approx(rates)
+
+
+def test_what_is_fastest_after_dealing_is_the_plan(deepseek: Solution) -> None:
+    even, dealt = as_solved(deepseek), deal(deepseek)
+    # The same strategy twice, once balanced: that one is taken, the other named after it.
+    solution, taken, rest = fastest(deepseek, even, ((deepseek, dealt),))
+    assert taken is dealt and [d for _, d in rest] == [even] and solution is deepseek
+    assert fastest(deepseek, dealt, ((deepseek, even),)) == (deepseek, dealt, ((deepseek, even),))

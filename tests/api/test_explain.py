@@ -8,7 +8,7 @@ from autoshard import Plan, autoshard
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.explain import difference, explain
 from autoshard.api.plan_cluster import cluster_of
-from autoshard.errors import PlanMismatchError
+from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.hardware import parse_cluster
 from autoshard.search.exact import ExactSearch
 from autoshard.simulator import Simulator
@@ -55,6 +55,10 @@ def test_the_next_best_is_the_plans_first_alternative(plan: Plan) -> None:
     first = plan.data.alternatives[0]
     assert found["degrees"] == first.degrees
     assert found["tokens_per_s_per_gpu"] == pytest.approx(first.tokens_per_s_per_gpu)
+    second = explain(plan.data, alternative=2)["next_best"]
+    assert second["degrees"] == plan.data.alternatives[1].degrees
+    with pytest.raises(InvalidInputError, match="alternative 9: the plan has 5, counted from 1"):
+        explain(plan.data, alternative=9)
 
 
 def test_two_plans_apart(plan: Plan) -> None:

@@ -1,5 +1,6 @@
 """Serving runs against the law: what a table leaves unsaid, fits on rows made by hand, choices under limits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from autoshard.calibrate.serving.choice import choices_under_limits
 from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
 from autoshard.calibrate.serving.passes import TERMS, Passes
 from autoshard.calibrate.serving.rows import COLUMNS, Run, catalogue_name, read_runs
+from autoshard.calibrate.serving.skewed import SkewedPasses
 from autoshard.calibrate.tables import Table, read_table
 from autoshard.errors import InvalidInputError
 from tests.graphs import GraphMaker
@@ -75,7 +77,6 @@ def made_passes(n: int, seed: int) -> Passes:
     return Passes(
         rng.uniform(1e-4, 3e-3, shape),
         rng.uniform(1e-3, 2e-2, shape),
-        rng.integers(300, 1000, n).astype(float),
         rng.integers(1, 128, n).astype(float),
         rng.integers(100, 2000, n).astype(float),
     )
@@ -83,9 +84,9 @@ def made_passes(n: int, seed: int) -> Passes:
 
 def test_constants_that_made_rows_are_found_again() -> None:
     passes = made_passes(300, 0)
-    true = Constants(form="sequences", sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    true = Constants(sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
     tpot, ttft = true.tpot_s(passes), true.ttft_s(passes)
-    found = fit_constants(passes, tpot, ttft, [("a", "vllm")] * 300, "sequences")
+    found = fit_constants(SkewedPasses((0.0,), (passes,)), tpot, ttft, [("a", "vllm")] * 300)
     for name in ("sequence_s", "interference", "prompt_passes", "queue_share"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.01), name
     # by hand, for the first row: D + sigma n + phi (n - 1) P / osl
@@ -97,12 +98,28 @@ def test_constants_that_made_rows_are_found_again() -> None:
 def test_a_models_own_rows_do_not_decide_its_constants() -> None:
     passes = made_passes(240, 1)
     groups = [(("a", "b", "c")[i % 3], "vllm") for i in range(240)]
-    true = Constants(form="sequences", sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    true = Constants(sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
     tpot, ttft = true.tpot_s(passes), true.ttft_s(passes)
-    own = np.array([model == "a" for model, _ in groups])
-    found = leave_one_out(passes, np.where(own, 7 * tpot, tpot), np.where(own, 7 * ttft, ttft), groups)
+    own, priced = np.array([model == "a" for model, _ in groups]), SkewedPasses((0.0,), (passes,))
+    found = leave_one_out(priced, np.where(own, 7 * tpot, tpot), np.where(own, 7 * ttft, ttft), groups)
     assert found["a"].interference == pytest.approx(0.9, rel=0.02)
     assert found["a"].prompt_passes == pytest.approx(3.0, rel=0.02)
+
+
+def test_a_skew_between_those_that_were_priced_is_found_again() -> None:
+    even, slow = made_passes(200, 2), made_passes(200, 3)
+    skewed = replace(even, decode=even.decode + slow.decode, prompt=3 * even.prompt)
+    priced = SkewedPasses((0.0, 1.0), (even, skewed))
+    # a quarter of the way: a quarter of what is added
+    quarter = priced.at(0.25)
+    assert quarter.decode == pytest.approx(even.decode + 0.25 * slow.decode)
+    assert quarter.prompt == pytest.approx(1.5 * even.prompt)
+    each = priced.at(np.linspace(0.0, 1.0, 200))
+    assert (each.decode[0] == even.decode[0]).all() and each.decode[-1] == pytest.approx(skewed.decode[-1])
+    true = Constants(sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    tpot, ttft = true.tpot_s(quarter), true.ttft_s(quarter)
+    found = fit_constants(priced, tpot, ttft, [("a", "vllm")] * 200)
+    assert found.routing_skew == pytest.approx(0.25, rel=0.02) and found.interference == pytest.approx(0.9, rel=0.02)
 
 
 def run(tp: int, concurrency: float) -> Run:
@@ -126,6 +143,16 @@ def test_choice_under_a_limit_by_hand() -> None:
     shy = choices_under_limits(runs, np.array([0.07, 0.010, 0.07]), measured)
     assert shy["regret"] == pytest.approx((0 + (1 - 333.333 / 400) + 2 * (1 - 333.333 / 533.333)) / 4, rel=1e-4)
     assert choices_under_limits(runs[1:], measured[1:], measured[1:])["picks"] == 0, "one layout is no choice"
+
+
+def test_repeats_of_a_candidate_are_one_candidate() -> None:
+    runs = [run(2, 16), run(4, 16), run(4, 16)]
+    measured = np.array([0.020, 0.014, 0.010])
+    # the second measured 14 and 10 ms: 12, so 16/(4*.012) = 333 against 16/(2*.02) = 400 tokens/s/GPU
+    found = choices_under_limits(runs, np.array([0.020, 0.012, 0.012]), measured)
+    assert (found["picks"], found["missed_share"], found["regret"]) == (4, 0.0, 0.0)
+    # apart, 15 ms picks the first of the repeats (286), though the other had 400; 25 to 60 ms pick 400 of 400
+    assert found["apart"]["regret"] == pytest.approx((1 - 285.714 / 400) / 4, rel=1e-4)
 
 
 def test_the_whole_evaluation_on_a_small_model() -> None:

@@ -17,6 +17,7 @@ LAW = ServingLaw(
     prompt_passes=3.0,
     queue_share=0.1,
     chunk_tokens=1024,
+    routing_skew=0.5,
     source="[assumed: a test]",
 )
 

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch.distributed.tensor import Shard
 from autoshard import emit
 from autoshard._torch import FakeStore
 from autoshard.emit.checkpoint import LoadReport, check_weights, distributed_state, load_weights, save_sharded
-from autoshard.emit.checkpoint.files import StoredTensor
+from autoshard.emit.checkpoint.files import StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Source, assemble
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps
+from autoshard.emit.checkpoint.shards import covered
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy
@@ -120,6 +121,21 @@ def test_dtype_is_converted_only_when_asked(checkpoint: Path) -> None:
             assert torch.equal(p.to_local(), q.to_local()), name  # type: ignore[attr-defined]
 
 
+def with_header(data: bytes, how: str) -> bytes:
+    """A safetensors file with a header that a writer of the format would not make."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    first, second = [n for n, e in header.items() if n != "__metadata__" and e["shape"] == [64]][:2]
+    if how == "overlap":
+        header[second]["data_offsets"] = header[first]["data_offsets"]
+    if how == "malformed":
+        header[first]["shape"] = ["64"]
+    text = json.dumps(header)
+    if how == "twice":
+        text = text[:-1] + f', "{first}": {json.dumps(header[second])}' + "}"
+    return len(text).to_bytes(8, "little") + text.encode() + data[8 + length :]
+
+
 def broken(checkpoint: Path, folder: Path, how: str) -> Path:
     """A copy of the checkpoint in one file, broken."""
     tensors: dict[str, torch.Tensor] = {}
@@ -150,6 +166,8 @@ def broken(checkpoint: Path, folder: Path, how: str) -> Path:
         path.write_bytes((10**12).to_bytes(8, "little") + data[8:])
     if how == "offsets":
         path.write_bytes(data.replace(b'"data_offsets":[0,', b'"data_offsets":[8,', 1))
+    if how in ("twice", "malformed", "overlap"):
+        path.write_bytes(with_header(data, how))
     if how == "pickled":
         path.rename(folder / "pytorch_model.bin")
     return folder
@@ -168,6 +186,9 @@ def broken(checkpoint: Path, folder: Path, how: str) -> Path:
         ("header", "is no safetensors file: its header is not JSON"),
         ("length", "is no safetensors file or is truncated"),
         ("offsets", r"has \d+ bytes, needs \d+"),
+        ("twice", r"is not JSON or names a tensor twice .model.*norm.weight"),
+        ("malformed", "header is malformed .*'64' is no size"),
+        ("overlap", "overlaps another tensor"),
         ("pickled", "0 safetensors files .*; pickled weights are never loaded, convert them to safetensors"),
     ],
 )
@@ -207,11 +228,33 @@ def test_a_file_that_ends_while_it_is_read_leaves_the_model_alone(checkpoint: Pa
         assert all(p.to_local().is_meta for p in model.parameters())  # type: ignore[attr-defined]
 
 
-def test_an_index_cannot_point_outside_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.safetensors"}}')
-    graph = graph_of("mixtral")
-    with pytest.raises(InvalidInputError, match="names a file outside its folder"):
-        check_weights(meta_model_to_check(), graph, pattern_strategy(graph, MIXED, "megatron"), tmp_path)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"weight_map": {"a": "../a.safetensors"}}', "names a file outside its folder: '../a"),
+        ('{"weight_map": {"a": ".."}}', "names a file outside its folder: '..'"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "names a file outside its folder: '/etc"),
+        ('{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}', "names a twice"),
+        ('{"weight_map": {"a": "a.safetensors"}}', "cannot read .*a.safetensors: No such file"),
+        ("[]", "is no index of a safetensors checkpoint"),
+    ],
+)
+def test_an_index_is_data_that_is_checked(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(InvalidInputError, match=message):
+        read_folder(tmp_path)
+    with pytest.raises(InvalidInputError, match="no such file or folder"):
+        read_folder(tmp_path / "elsewhere")
+
+
+def test_parts_must_make_up_their_tensor() -> None:
+    # (4, 2): its halves; the same half twice has as many elements; a part that ends outside; rows in the wrong order.
+    first, second = Region((((0, 2),), ((0, 2),))), Region((((2, 4),), ((0, 2),)))
+    assert covered((4, 2), (first, second)) and covered((), (Region(()),))
+    assert not covered((4, 2), (first, first))
+    assert not covered((4, 2), (first, Region((((2, 5),), ((0, 2),)))))
+    assert not covered((4, 2), (Region((((2, 4), (0, 2)), ((0, 2),))),))
+    assert not covered((4, 2), (Region((((0, 4),),)),))
 
 
 def save_all(folder: Path, strategy: Strategy) -> int:
@@ -258,6 +301,39 @@ def test_shards_are_written_once_and_resumed_or_resharded(tmp_path: Path) -> Non
     assert report.moved_bytes == experts // 2 + quarter - own_o + 256 * 64 * 4 // 4 // 2 + small
 
 
+STAGES = Degrees(pp=2, dp=2, ep=2, batch=4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "llama-tied"])
+def test_stages_save_what_they_hold_and_load_it_again(name: str, tmp_path: Path) -> None:
+    """Two stages of two ranks: loaded from files of a whole model, saved, and loaded again, in stages or in one."""
+    graph, build = graph_of(name), partial(SOURCES[name].build, dtype="float32")
+    staged = pattern_strategy(graph, STAGES, "megatron")
+    single = pattern_strategy(graph, Degrees(tp=2, dp=2, ep=2, etp=2, batch=2), "megatron")
+    build(device="cpu", seed=3).save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    written = 0
+    for rank in (3, 2, 1, 0):
+        with rank_of_four(rank, graph, STAGES) as mesh:
+            model = emit.apply(build(), graph, staged, mesh)
+            load_weights(model, graph, staged, mesh, tmp_path / "whole")
+            written += save_sharded(model, graph, staged, tmp_path / "shards")
+    # Every part once: of the tied llama, the one matrix of embedding and head too, though both stages hold it.
+    assert written == sum(p.numel() * 4 for p in build().parameters())
+    manifest = json.loads((tmp_path / "shards" / "autoshard.shards.json").read_text())["tensors"]
+    files = {n: {part["file"][:10] for part in e["parts"]} for n, e in manifest.items()}
+    assert files["model.layers.1.self_attn.q_proj.weight"] == {"rank-00002"}  # dp ranks 2 and 3 hold the same
+    assert files["model.embed_tokens.weight"] == {"rank-00000"} and files["model.norm.weight"] == {"rank-00002"}
+    for rank, strategy, reshard in ((1, staged, False), (2, staged, False), (3, single, True)):
+        with rank_of_four(rank, graph, strategy.degrees) as mesh:
+            want = emit.apply(build(device="cpu", seed=3), graph, strategy, mesh)
+            got = emit.apply(build(), graph, strategy, mesh)
+            report = load_weights(got, graph, strategy, mesh, tmp_path / "shards", reshard=reshard)
+            assert_same_shards(got, want)
+            assert report.read_bytes >= report.shard_bytes > 0
+    with pytest.raises(PlanMismatchError, match="saved under another plan .pp=2 dp=2 .* not pp=1 dp=2"):
+        check_weights(build(), graph, single, tmp_path / "shards")
+
+
 def test_a_manifest_is_data_that_is_checked(tmp_path: Path) -> None:
     graph = graph_of("mixtral")
     strategy = pattern_strategy(graph, MIXED, "megatron")
@@ -302,14 +378,20 @@ def round_trip(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     graph = graph_of("mixtral")
-    for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2))):
+    for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2), Degrees(pp=2, batch=2))):
         strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
         want = emit.apply(whole_model(), graph, strategy, mesh)
-        if i == 0:
-            dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp")
-        got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
-        dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp")
-        assert_same_shards(got, want)
+        dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp{i}")
+        for saved in {0, i}:
+            got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
+            dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp{saved}")
+            assert_same_shards(got, want)
+    # What stages saved, loaded in one.
+    degrees = Degrees(tp=2, etp=2)
+    strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
+    got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
+    dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp2")
+    assert_same_shards(got, emit.apply(whole_model(), graph, strategy, mesh))
     dist.destroy_process_group()
 
 

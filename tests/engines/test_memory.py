@@ -204,3 +204,18 @@ def test_without_an_engine_it_is_what_plans_count(model: str, degrees: dict[str,
     least = float(simulator.minimum_bytes()[0] - simulator.fixed_bytes(np.zeros(1, dtype=np.int64))[0])
     m = rank(model, "H200x16", "bf16", engine="torch", **d)
     assert m.weights.total + m.request == pytest.approx(least, rel=1e-12)
+
+
+def test_sglang_chooses_its_share_by_device_and_degrees() -> None:
+    # server_args.py of 0.5.4 on 80 GiB-class devices: chunks of 8192 and, from 4 ranks on, 512 captured sequences:
+    # 512 + 1.5 * 8192 + 2 * 512 + 128 * 8 = 14848 MiB of the device's are not static
+    m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", tp=8)
+    fraction = 1 - 14848 * 2**20 / m.capacity
+    assert m.budget == pytest.approx(fraction * (m.capacity - m.context - m.communication) - m.weights.total)
+    # DP attention holds 4.5 MiB more for each of 512 sequences and every dp rank
+    m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", dp=8, ep=8)
+    fraction = 1 - (14848 + 4.5 * 512 * 8) * 2**20 / m.capacity
+    assert m.budget == pytest.approx(fraction * (m.capacity - m.context - m.communication) - m.weights.total)
+    # before, a constant
+    m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", version="0.4.6", tp=8)
+    assert m.budget == pytest.approx(0.88 * (m.capacity - m.context - m.communication) - m.weights.total)

@@ -7,7 +7,8 @@ from importlib import resources
 import pytest
 import yaml
 
-from autoshard.api.export import export, nearest_strategy
+from autoshard.api.export import export
+from autoshard.api.nearest import nearest_strategy
 from autoshard.api.solve import make_simulator
 from autoshard.errors import InvalidInputError
 from autoshard.export import TARGETS, Export
@@ -59,8 +60,8 @@ def test_sglang_counts_attention_ranks_inside_tp(plan_of_strategy: MakePlan) -> 
     # dp 4 x tp 2 = 8 ranks of a stage; experts 2 groups of 4.
     found = made(plan_of_strategy, "sglang", Degrees(dp=4, tp=2, ep=2, etp=4, batch=4))
     config = yaml.safe_load(text(found, "config.yaml"))
-    assert (config["tp-size"], config["dp-size"], config["ep-size"]) == (8, 4, 2)
-    assert config["enable-dp-attention"] is True
+    assert (config["tp-size"], config["ep-size"]) == (8, 2)
+    assert "--dp-size 4 \\\n  --enable-dp-attention" in text(found, "launch.sh")
 
 
 def test_trtllm_attention_is_data_parallel_over_all_ranks_or_none(plan_of_strategy: MakePlan) -> None:
@@ -127,7 +128,7 @@ def test_a_refusal_names_the_reason_the_nearest_and_its_loss(plan_of_strategy: M
     # The nearest is the best of what vLLM can express, whatever the plan reaches.
     simulator = make_simulator(graph, parse_cluster("H100x4"), Workload())
     best = nearest_strategy(simulator, "vllm")
-    assert best is not None
+    assert best.strategy is not None
     assert found.plan.predicted.tokens_per_s_per_gpu == pytest.approx(best.tokens_per_s_per_gpu)
     assert found.loss == pytest.approx(1 - best.tokens_per_s_per_gpu / plan.predicted.tokens_per_s_per_gpu)
     for degrees in (Degrees(tp=4, ep=4), Degrees(dp=4, etp=4, batch=4), Degrees(tp=2, etp=2)):
@@ -135,7 +136,7 @@ def test_a_refusal_names_the_reason_the_nearest_and_its_loss(plan_of_strategy: M
         other = TARGETS["vllm"].strategy(graph, degrees)
         assert other is not None
         narrower = nearest_strategy(make_simulator(graph, parse_cluster("H100x4"), Workload(), fixed=fixed), "vllm")
-        assert narrower is not None and narrower.tokens_per_s_per_gpu <= best.tokens_per_s_per_gpu * (1 + 1e-12)
+        assert narrower.tokens_per_s_per_gpu <= best.tokens_per_s_per_gpu * (1 + 1e-12)
 
 
 def test_unknown_targets_are_refused(plan_of_strategy: MakePlan) -> None:

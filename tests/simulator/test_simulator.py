@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.cost import collective_s, experts_touched, gemm_s, grouped_gemm_s, imbalance
+from autoshard.cost import collective_s, gemm_s, grouped_gemm_s, imbalance
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import parse_cluster
 from autoshard.sharding.patterns import PATTERNS
@@ -174,8 +174,8 @@ def test_imbalance_is_charged_to_experts() -> None:
     opened = {(t.part, t.label, t.what): t.seconds for t in terms(sim, 0, tuple(chosen(sim)[0].tolist()))}
     # 8 tokens x 2 experts over 8 ranks: 2 pairs a rank on average, more on the most loaded one, which all wait for
     pairs = 2 * float(imbalance(8, 8, 2, 8))
-    touched = experts_touched(1, 8, 2, 8)
-    one = grouped_gemm_s(cluster.device, pairs, 1, touched, 14336, 4096)
+    # 7.2 of 8 experts are touched, one a rank: almost always some rank reads its only one
+    one = grouped_gemm_s(cluster.device, pairs, 1, 1, 14336, 4096)
     assert pairs > 2.4
     assert opened["layers", "experts_down", "experts"] == pytest.approx(32 * float(one))
 

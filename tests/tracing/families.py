@@ -155,13 +155,87 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "mamba_dt_rank": 8,
     },
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 8,
+        "n_layers": 2,
+        "max_seq_len": 256,
+        "vocab_size": 256,
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "qwen3_moe": {
+        **_BASE,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "olmoe": {**_BASE, "intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {
+        **_BASE,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "moe_num_experts": 8,
+        "moe_num_shared_experts": 1,
+        "moe_k": 2,
+        "moe_layer_start_index": 1,
+    },
+    "mimo_v2_flash": {
+        **_BASE,
+        "num_hidden_layers": 3,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "gemma4_text": {
+        **_BASE,
+        "intermediate_size": 96,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+    },
+    "longcat_flash": {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 256,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "head_dim": 8,
+        "v_head_dim": 16,
+        "moe_topk": 2,
+        "n_routed_experts": 8,
+        "zero_expert_num": 0,
+    },
 }
 """Configs by model type."""
 
 SLOW = ("deepseek_v4", "jamba", "qwen3_5_moe_text")
 """Families that take several CPU seconds to trace."""
+LIKE_OTHERS = ("ernie4_5_moe", "gemma4_text", "longcat_flash", "mimo_v2_flash", "olmoe", "qwen3_moe")
+"""Families whose kinds of ops others have too."""
 
 
 def marked(names: Iterable[str]) -> list[ParameterSet]:
-    """The names in order as test parameters; the slow ones are wide."""
-    return [pytest.param(n, marks=[pytest.mark.wide] if n in SLOW else []) for n in sorted(names)]
+    """The names in order as test parameters; the slow ones, and those like others, are wide."""
+    wide = (*SLOW, *LIKE_OTHERS)
+    return [pytest.param(n, marks=[pytest.mark.wide] if n in wide else []) for n in sorted(names)]

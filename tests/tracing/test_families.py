@@ -4,7 +4,7 @@ import pytest
 
 from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
 from autoshard.sharding.space import options
-from autoshard.tracing import resolve
+from autoshard.tracing import resolve, trace_source
 from tests.tracing.families import FAMILIES, marked
 
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
@@ -12,6 +12,7 @@ INDEXER = ["indexer_q", "indexer_k", "indexer_k_norm", "indexer_weights", "index
 DSA = [*MLA[:7], *INDEXER, *MLA[7:]]
 ROUTED = ["router", "experts_up", "experts_act", "experts_down"]
 DENSE = ["gate", "up", "act", "down"]
+FUSED_QKV = ["attn_norm", "qkv", "attention", "o", "attn_add"]
 SOFTMAX = ["attn_norm", "q", "k", "v", "attention", "o", "attn_add"]
 
 
@@ -181,6 +182,36 @@ def test_routers_without_topk_and_with_corrections(family):
     router = family("phimoe").blocks[0].op("router")
     assert isinstance(router, Router) and router.top_k == 2
     assert family("deepseek_v3").blocks[1].op("router").top_k == 2
+
+
+def test_experts_that_do_nothing_take_their_share_of_the_choices():
+    zeros = {**FAMILIES["longcat_flash"], "zero_expert_num": 8, "moe_topk": 4}
+    block = trace_source(resolve({"model_type": "longcat_flash", **zeros})).blocks[0]
+    experts = [op for op in block.ops if isinstance(op, ExpertsLinear)]
+    # 4 of 16 rows, 8 of which have weights: 2 of 8.
+    assert experts and all((op.experts.size, op.top_k) == (8, 2) for op in experts)
+    assert block.op("router").top_k == 4
+
+
+def test_experts_cut_out_of_flat_matrices(family):
+    graph = family("dbrx")
+    (block,) = graph.blocks
+    assert set(_names(graph, 0)) == {*FUSED_QKV, "ffn_norm", "experts_gate", *ROUTED, "ffn_add"}
+    shapes = {op.name: [p.shape for p in op.params] for op in block.ops if isinstance(op, ExpertsLinear)}
+    assert set(map(str, shapes.values())) == {"[(384, 64)]"}  # 8 experts of 48 rows
+    gate, down = block.op("experts_gate"), block.op("experts_down")
+    assert (gate.in_dim.size, gate.out_dim.size, gate.experts.size, gate.top_k) == (64, 48, 8, 2)
+    assert (down.in_dim.size, down.out_dim.size) == (48, 64)
+    # Of 3 x 8 x 48 x 64 elements a layer, 6 of 8 experts are not used.
+    assert graph.num_parameters - graph.num_active_parameters == 2 * 3 * 6 * 48 * 64
+
+
+def test_scales_of_chosen_experts_are_the_routers(family):
+    router = family("gemma4_text").blocks[0].op("router")
+    assert [(p.fqn.rpartition(".")[2], p.shape, p.role) for p in router.params] == [
+        ("weight", (8, 64), "weight"),
+        ("per_expert_scale", (8,), "correction"),
+    ]
 
 
 def test_parameter_counts_by_hand(family):

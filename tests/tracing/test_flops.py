@@ -41,6 +41,7 @@ def _counted(name):
 
     model = resolve({"model_type": name, **FAMILIES[name]}).build("cpu", "float32", seed=0, experts="eager")
     model.set_attn_implementation("eager")
+    model.requires_grad_(False)  # DBRX slices its experts under no_grad, which the counter's module tracker trips over
     ids = torch.randint(1, 256, (BATCH, LENGTH))
     cache = None if name in OWN_CACHE else DynamicCache(config=model.config)
     with torch.no_grad():
@@ -70,7 +71,7 @@ def test_flops_equal_a_counter(name, family):
         if isinstance(op, Attention) and op.window is not None:  # the cache holds no more than the window
             keys = LENGTH + 1 - op.window
             expected -= block.repeat * 2 * BATCH * keys * op.heads.size * (op.qk_dim + op.v_dim)
-        if op.name == "kv_b":  # the code expands the whole cached latent at every step
+        if op.name.startswith("kv_b"):  # the code expands the whole cached latent at every step
             expected += block.repeat * op.flops(BATCH * LENGTH)
         if isinstance(op, Mixer):  # the convolution gives two positions, of which the last is kept
             recurrence = STEP_FLOPS.get(name, 0) * op.state_elements + 2 * op.convolution_flops_per_token

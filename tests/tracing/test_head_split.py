@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.ir import Combine, Linear, Mixer, Norm
+from autoshard.tracing.head_bench import Calls
 from autoshard.tracing.head_split import NotSplit, find_split
 
 
@@ -80,7 +81,7 @@ class _Model(nn.Module):
 def _found(style):
     with torch.device("meta"):
         model = _Model(style)
-    return find_split(model, "core", frozenset(["qkv"]))
+    return find_split(Calls(model), "core", frozenset(["qkv"]))
 
 
 def test_a_plain_module_is_told_its_heads_and_width():

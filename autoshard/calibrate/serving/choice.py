@@ -2,6 +2,10 @@
 
 Among the runs of one model, engine, device and pair of lengths, in at least two layouts, the one with the largest
 predicted tokens/s/GPU whose predicted TPOT keeps the limit is picked, and its measured TPOT and rate are looked at.
+
+A candidate is a layout and a concurrency. Where a table has it more than once (another version of the engine, another
+checkpoint of the same shapes, speculative decoding that the table does not name), what was measured of it is the
+median: no prediction could pick one of the repeats. ``apart`` has the figures with every repeat a candidate.
 """
 
 from collections.abc import Sequence
@@ -14,6 +18,7 @@ from autoshard.calibrate.serving.rows import Run
 from autoshard.units import MS
 
 LIMITS_MS = (15, 25, 40, 60)
+_CANDIDATE = ("model", "engine", "device", "label", "isl", "osl", "tp", "dp", "ep", "concurrency")
 TOLERATED = 1.1
 """A limit counts as missed where the measured TPOT is more than this times it."""
 
@@ -23,6 +28,20 @@ def choices_under_limits(runs: Sequence[Run], predicted_s: FloatArray, measured_
 
     A case without a run that keeps the limit, measured or predicted, is no pick.
     """
+    repeats: dict[tuple[Any, ...], list[int]] = {}
+    for i, run in enumerate(runs):
+        repeats.setdefault(tuple(getattr(run, name) for name in _CANDIDATE), []).append(i)
+    merged = [index[0] for index in repeats.values()]
+    said = np.array([float(np.median(predicted_s[index])) for index in repeats.values()])
+    real = np.array([float(np.median(measured_s[index])) for index in repeats.values()])
+    found = _choices([runs[i] for i in merged], said, real)
+    if len(merged) < len(runs):
+        apart = _choices(runs, predicted_s, measured_s)
+        found["apart"] = {key: apart[key] for key in ("picks", "missed_share", "regret")}
+    return found
+
+
+def _choices(runs: Sequence[Run], predicted_s: FloatArray, measured_s: FloatArray) -> dict[str, Any]:
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault((run.model, run.engine, run.device, run.label, run.isl, run.osl), []).append(i)

@@ -9,9 +9,10 @@ import numpy as np
 from autoshard.calibrate.evaluate import summary
 from autoshard.calibrate.optimise import FloatArray
 from autoshard.calibrate.serving.choice import choices_under_limits
-from autoshard.calibrate.serving.fit import Constants, choose_form, fit_rows, leave_one_out
-from autoshard.calibrate.serving.passes import TERMS, Passes, price_runs
+from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
+from autoshard.calibrate.serving.passes import TERMS, Passes
 from autoshard.calibrate.serving.rows import Run, read_runs
+from autoshard.calibrate.serving.skewed import price_skewed
 from autoshard.calibrate.tables import BoolArray, Table
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
@@ -22,8 +23,8 @@ def evaluate_serving(
 ) -> dict[str, Any]:
     """Errors in per cent of TPOT and TTFT, ``moe`` and ``dense`` apart, each ``by`` model and device.
 
-    Every model is predicted by constants, and a form of the host term, that only other models' rows decided. Kernel
-    laws are the device files' (fitted to kernels, not to serving).
+    Every model is predicted by constants that only other models' rows decided. Kernel laws are the device files'
+    (fitted to kernels, not to serving).
 
     Args:
         table: Serving runs.
@@ -48,21 +49,20 @@ def evaluate_serving(
         raise InvalidInputError(f"{table.name}: none of its models is in the catalogue: {', '.join(skipped)}")
     runs = [run for run in read.runs if run.model in graphs]
     tpot_s, ttft_s = read.tpot_s[known], read.ttft_s[known]
-    passes = price_runs(runs, graphs, progress)
+    priced = price_skewed(runs, graphs, progress)
     progress("fitting")
     groups = [(run.model, run.engine) for run in runs]
-    constants = leave_one_out(passes, tpot_s, ttft_s, groups)
+    constants = leave_one_out(priced, tpot_s, ttft_s, groups)
     own = [constants[run.model] for run in runs]
+    passes = priced.at(np.array([c.routing_skew for c in own]))
     routed = {name: any(op.kind == "experts" for _, op in g.all_ops()) for name, g in graphs.items()}
     moe = np.array([routed[run.model] for run in runs])
-    everything = np.ones(len(runs), dtype=bool)
-    final = fit_rows(
-        passes, tpot_s, ttft_s, groups, everything, choose_form(passes, tpot_s, ttft_s, groups, everything)
-    )
+    final = fit_constants(priced, tpot_s, ttft_s, groups)
     found: dict[str, Any] = {"kind": "serving", "rows": len(runs), "skipped": skipped}
     for name, rows in (("moe", moe), ("dense", ~moe)):
         if rows.any():
             found[name] = _section(runs, passes, own, tpot_s, ttft_s, rows)
+    found["under_a_limit"] = choices_under_limits(runs, _by_model(Constants.tpot_s, own, passes), tpot_s)
     found["constants"] = {name: asdict(c) for name, c in constants.items()}
     found["constants_of_all_rows"] = asdict(final)
     return found
@@ -120,11 +120,11 @@ def _terms(
 
     for i, name in enumerate(TERMS):
         add(name, passes.decode[:, i], _by_model(Constants.tpot_s, own, passes.without(i)))
-    no_host = [replace(c, sequence_s=0.0, op_s=0.0) for c in own]
+    no_host = [replace(c, sequence_s=0.0) for c in own]
     add("host", _by_model(Constants.host_s, own, passes), _by_model(Constants.tpot_s, no_host, passes))
     no_prompts = [replace(c, interference=0.0) for c in own]
     add("prompts", _by_model(Constants.prompts_s, own, passes), _by_model(Constants.tpot_s, no_prompts, passes))
-    bare = [replace(c, sequence_s=0.0, op_s=0.0, interference=0.0) for c in own]
+    bare = [replace(c, sequence_s=0.0, interference=0.0) for c in own]
     found["kernels alone"] = {
         "median_share": float(np.median((passes.decode_s / tpot)[rows])),
         "median_ape_without": float(np.median(_errors(_by_model(Constants.tpot_s, bare, passes), tpot_s)[rows])),

@@ -1,16 +1,17 @@
 """The passes of measured runs, priced by the simulator's own tables: a decode step, and those over one prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoshard.calibrate.optimise import FloatArray
 from autoshard.calibrate.serving.rows import Run
+from autoshard.calibrate.tables import BoolArray
 from autoshard.cost import serving_law
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import known_devices, parse_cluster
-from autoshard.ir import Add, OpGraph
+from autoshard.ir import OpGraph
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.simulator.lengths import Lengths, chunk_lengths, own_lengths
 from autoshard.simulator.points import Points, points_at
@@ -36,12 +37,11 @@ _TERM_OF = {
 class Passes:
     """Seconds of runs by term: ``decode`` of one step, ``prompt`` of the passes over one prompt ([runs, terms]).
 
-    ``ops`` fused ops of the whole model, ``requests`` in flight on an attention rank, ``osl`` tokens of an answer.
+    ``requests`` in flight on an attention rank, ``osl`` tokens of an answer.
     """
 
     decode: FloatArray
     prompt: FloatArray
-    ops: FloatArray
     requests: FloatArray
     osl: FloatArray
 
@@ -60,13 +60,22 @@ class Passes:
     def without(self, term: int) -> "Passes":
         """With one term's seconds at zero."""
         kept = np.arange(len(TERMS)) != term
-        return Passes(self.decode * kept, self.prompt * kept, self.ops, self.requests, self.osl)
+        return replace(self, decode=self.decode * kept, prompt=self.prompt * kept)
+
+    def take(self, rows: BoolArray) -> "Passes":
+        """Some of the runs."""
+        return Passes(self.decode[rows], self.prompt[rows], self.requests[rows], self.osl[rows])
 
 
 def price_runs(
-    runs: Sequence[Run], graphs: Mapping[str, OpGraph], progress: Callable[[str], None] = lambda _: None
+    runs: Sequence[Run],
+    graphs: Mapping[str, OpGraph],
+    skew: float,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Passes:
     """Price runs whose models are all in ``graphs``, in Megatron's layout, as the engines have it.
+
+    ``skew`` is that of the popularity of experts (`autoshard.cost.moe`).
 
     Raises:
         InvalidInputError: for a device that is not known, or a layout that the model does not allow.
@@ -77,28 +86,23 @@ def price_runs(
         groups.setdefault((run.model, run.device, run.engine, run.label, run.isl, run.osl), []).append(i)
     for number, (key, index) in enumerate(groups.items()):
         progress(f"pricing {key[0]} on {key[1]} ({number + 1} of {len(groups)} groups)")
-        decode[index], prompt[index] = _price_group([runs[i] for i in index], graphs[key[0]])
-    ops = {
-        name: float(sum(b.repeat * sum(not isinstance(op, Add) for op in b.ops) for b in graph.components()))
-        for name, graph in graphs.items()
-    }
+        decode[index], prompt[index] = _price_group([runs[i] for i in index], graphs[key[0]], skew)
     return Passes(
         decode,
         prompt,
-        np.array([ops[run.model] for run in runs]),
         np.array([run.requests for run in runs]),
         np.array([float(run.osl) for run in runs]),
     )
 
 
-def _price_group(runs: Sequence[Run], graph: OpGraph) -> tuple[FloatArray, FloatArray]:
+def _price_group(runs: Sequence[Run], graph: OpGraph, skew: float) -> tuple[FloatArray, FloatArray]:
     first = runs[0]
     if first.device not in known_devices():
         raise InvalidInputError(
             f"row {first.line}: unknown device {first.device!r}: known are {', '.join(known_devices())}"
         )
     cluster = parse_cluster(f"{first.device}x{max(run.gpus for run in runs)}")
-    law = serving_law(first.engine)
+    law = replace(serving_law(first.engine), routing_skew=skew)
     routed = any(op.kind == "experts" for _, op in graph.all_ops())
     workload = Workload(
         phase="serve",

@@ -13,6 +13,7 @@ def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="Another: what differs, and why.")] = None,
     cluster: Annotated[str | None, typer.Option(help="The cluster, where the plan's is a file.")] = None,
+    alternative: Annotated[int, typer.Option(help="Which of the plan's other degrees to open, from 1 (the best).")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say why a plan is as it is: its time, what binds, what every other choice and the next best degrees would cost.
@@ -30,7 +31,8 @@ def explain(
         first = file.load(plan)
         if other is None:
             tell(f"pricing the alternatives of {first.model.name}")
-            data = explain_plan(first, cluster=None if cluster is None else parse_cluster(cluster))
+            where = None if cluster is None else parse_cluster(cluster)
+            data = explain_plan(first, cluster=where, alternative=alternative)
         else:
             data = difference(first, file.load(other))
     data["seconds"] = time.perf_counter() - start

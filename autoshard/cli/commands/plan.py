@@ -9,7 +9,7 @@ import typer
 from autoshard.cli import options as o
 from autoshard.cli.model import use_working_directory
 from autoshard.cli.output_path import check_writable
-from autoshard.cli.terminal import progress, show, show_json
+from autoshard.cli.terminal import progress, show, show_json, warn
 from autoshard.workload import Workload
 
 
@@ -78,6 +78,8 @@ def plan(
     data["plan_file"] = None if output is None else str(output)
     if output is not None:
         found.save(output)
+    for text in data["warnings"]:
+        warn(text)
     if json:
         show_json(data)
         return

@@ -17,12 +17,15 @@ def trace(model: o.Model, kv_dtype: o.KvDtype = "bf16", json: o.Json = False) ->
         from autoshard.api.describe_model import describe_graph
         from autoshard.api.models import graph_of, source_of
         from autoshard.tracing.facts import config_facts
+        from autoshard.tracing.trace import is_traced
 
         use_working_directory(model)
         source = source_of(model)
-        tell(f"tracing {source.name}")
+        kept = is_traced(source)
+        tell(f"{'reading' if kept else 'tracing'} {source.name}")
         graph = graph_of(model, source)
         data = describe_graph(graph, kv_dtype=cached) | config_facts(source, graph)
+    data["kept"] = kept
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)

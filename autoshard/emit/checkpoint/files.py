@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,32 +66,62 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
                 raise InvalidInputError(f"{path} is no safetensors file or is truncated: {size} bytes")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=_unique)
     except OSError as error:
         raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
+    except InvalidInputError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        raise InvalidInputError(f"{path} is no safetensors file: its header is not JSON") from None
+        twice = f" or names a tensor twice ({error})" if isinstance(error, _Twice) else ""
+        raise InvalidInputError(f"{path} is no safetensors file: its header is not JSON{twice}") from None
     found = {}
-    end = 0
     try:
         for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            shape = tuple(int(n) for n in entry["shape"])
-            start, stop = (int(n) for n in entry["data_offsets"])
-            dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
-            needed = math.prod(shape) * dtype.itemsize if isinstance(dtype, torch.dtype) else stop - start
-            if start < 0 or stop - start != needed or any(n < 0 for n in shape):
-                raise InvalidInputError(f"{path}: {name} {shape} has {stop - start} bytes, needs {needed}")
-            found[str(name)] = StoredTensor(path, str(name), dtype, shape, 8 + length + start)
-            end = max(end, stop)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{path} is no safetensors file: its header is malformed ({error})") from None
-    if 8 + length + end > size:
-        raise InvalidInputError(f"{path} is truncated: {size} bytes, its tensors end at {8 + length + end}")
+            if name != "__metadata__":
+                found[str(name)] = _stored(path, str(name), entry, 8 + length)
+    except InvalidInputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"{path} is no safetensors file: its header is malformed ({error!r})") from None
+    end = 8 + length
+    for tensor, stop in sorted(found.values(), key=lambda pair: pair[0].offset):
+        if tensor.offset < end and stop > tensor.offset:
+            raise InvalidInputError(f"{path}: {tensor.name} overlaps another tensor")
+        end = max(end, stop)
+    if end > size:
+        raise InvalidInputError(f"{path} is truncated: {size} bytes, its tensors end at {end}")
+    return {name: tensor for name, (tensor, _) in found.items()}
+
+
+class _Twice(ValueError):
+    """A name that a JSON object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless it has a name twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Twice(name)
+        found[name] = value
     return found
+
+
+def _stored(path: Path, name: str, entry: Mapping[str, Any], start_of_data: int) -> tuple[StoredTensor, int]:
+    """A tensor of a header, its bytes what its shape and dtype need, and where it ends in the file."""
+    shape = tuple(_whole(n) for n in entry["shape"])
+    start, stop = (_whole(n) for n in entry["data_offsets"])
+    dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
+    needed = math.prod(shape) * dtype.itemsize if isinstance(dtype, torch.dtype) else stop - start
+    if stop < start or stop - start != needed:
+        raise InvalidInputError(f"{path}: {name} {shape} has {stop - start} bytes, needs {needed}")
+    return StoredTensor(path, name, dtype, shape, start_of_data + start), start_of_data + stop
+
+
+def _whole(n: Any) -> int:
+    if type(n) is not int or n < 0:
+        raise ValueError(f"{n!r} is no size")
+    return n
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -102,6 +133,8 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if folder.is_file():
         return read_header(folder)
     index = folder / "model.safetensors.index.json"
+    if not folder.exists():
+        raise InvalidInputError(f"no such file or folder: {folder}")
     if not index.is_file():
         files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if len(files) != 1:
@@ -112,13 +145,15 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             )
         return read_header(files[0])
     try:
-        listed = json.loads(index.read_text("utf-8"))["weight_map"]
+        listed = json.loads(index.read_text("utf-8"), object_pairs_hook=_unique)["weight_map"]
         names = {str(k): str(v) for k, v in listed.items()}
     except OSError as error:
         raise InvalidInputError(f"cannot read {index}: {error.strerror}") from None
+    except _Twice as error:
+        raise InvalidInputError(f"{index} names {error} twice") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InvalidInputError(f"{index} is no index of a safetensors checkpoint") from None
-    if odd := next((f for f in names.values() if Path(f).name != f), None):
+    if odd := next((f for f in names.values() if Path(f).name != f or f in ("", "..")), None):
         raise InvalidInputError(f"{index} names a file outside its folder: {odd!r}")
     headers = {file: read_header(folder / file) for file in sorted(set(names.values()))}
     missing = next((n for n, file in names.items() if n not in headers[file]), None)
@@ -148,7 +183,10 @@ class Reader:
         """Copy the box of ``stored`` to its place in ``target`` (converted, if of another dtype)."""
         if self._path != stored.path:
             self.__exit__()
-            self._file, self._path = os.open(stored.path, os.O_RDONLY), stored.path
+            try:
+                self._file, self._path = os.open(stored.path, os.O_RDONLY), stored.path
+            except OSError as error:
+                raise InvalidInputError(f"cannot read {stored.path}: {error.strerror}") from None
         place = target
         for dim, (start, length) in enumerate(zip(box.target, box.shape, strict=True)):
             place = place.narrow(dim, start, length)
@@ -199,7 +237,10 @@ class Reader:
         memory = memoryview(target.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
         while done < len(memory):
-            got = os.preadv(self._file, [memory[done : done + 2**30]], offset + done)
+            try:
+                got = os.preadv(self._file, [memory[done : done + 2**30]], offset + done)
+            except OSError as error:
+                raise InvalidInputError(f"cannot read {self._path}: {error.strerror}") from None
             if got == 0:
                 raise InvalidInputError(f"{self._path} ended while it was read: it has been truncated")
             done += got

@@ -17,7 +17,7 @@ from autoshard.emit.checkpoint.files import Reader, StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Piece, pieces_of
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps, region_of
 from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout
-from autoshard.emit.checkpoint.tensors import tensors_of
+from autoshard.emit.checkpoint.tensors import described, tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy, mesh_of, place_all
@@ -54,7 +54,7 @@ def check_weights(
         InvalidInputError: for a broken file, a missing or unknown tensor, or another shape or dtype.
         PlanMismatchError: for shards saved under another plan, unless ``reshard``.
     """
-    wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors_of(model).items()}
+    wanted = described(model)
     shapes = {name: shape for name, (shape, _) in wanted.items()}
     owners: dict[Path, int] = {}
     if (folder / MANIFEST).is_file():
@@ -74,7 +74,7 @@ def check_weights(
                 f"buffer {prefix}.{waiting[0]} is in no checkpoint and still on the meta device; build the model with"
                 " its buffers on a real device"
             )
-    tied, planned = _tied(model), {p.fqn for p in place_all(graph, strategy)}
+    tied, planned = _tied(graph), {p.fqn for p in place_all(graph, strategy)}
     for name, (shape, dtype) in wanted.items():
         if name not in pieces:
             if any(other in pieces for other in tied.get(name, ())):
@@ -131,7 +131,7 @@ def load_weights(
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     moved = 0
     with Reader() as reader:
-        for name, pieces in found.pieces.items():
+        for name, pieces in _own(model, graph, found.pieces).items():
             whole = wanted[name]
             region = Region.whole(tuple(whole.shape))
             if name in placed:
@@ -170,12 +170,22 @@ def _numel(box: Overlap) -> int:
     return count
 
 
-def _tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def _tied(graph: OpGraph) -> dict[str, tuple[str, ...]]:
     """Other names of the same parameter."""
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
-    return {n: tuple(o for o in group if o != n) for group in names.values() for n in group if len(group) > 1}
+    groups: dict[str, list[str]] = {}
+    for _, _, _, p in graph.parameters():
+        groups.setdefault(p.shared_with or p.fqn, []).append(p.fqn)
+    return {n: tuple(o for o in group if o != n) for group in groups.values() for n in group if len(group) > 1}
+
+
+def _own(model: nn.Module, graph: OpGraph, pieces: Mapping[str, tuple[Piece, ...]]) -> dict[str, tuple[Piece, ...]]:
+    """Pieces of what this rank's stage holds; where a tied name is stored only, of the parameter that is here."""
+    here = tensors_of(model)
+    found = {name: pieces[name] for name in here if name in pieces}
+    for name, others in _tied(graph).items():
+        if name in here and not any(n in found for n in (name, *others)):
+            found[name] = next(pieces[o] for o in others if o in pieces)
+    return found
 
 
 def _put_in(model: nn.Module, loaded: Mapping[str, Tensor], device: str) -> None:

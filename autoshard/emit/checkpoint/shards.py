@@ -7,7 +7,10 @@ for every tensor its shape, dtype and parts: a file, and the region of the whole
 import json
 import math
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,11 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit.checkpoint.files import read_header
 from autoshard.emit.checkpoint.pieces import Piece
-from autoshard.emit.checkpoint.regions import Region, region_of
-from autoshard.emit.checkpoint.tensors import tensors_of
+from autoshard.emit.checkpoint.regions import Region, overlaps, region_of
+from autoshard.emit.checkpoint.tensors import described, tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.ir import OpGraph
-from autoshard.sharding import StageMesh, Strategy, mesh_of, place_all
+from autoshard.sharding import StageMesh, Strategy, mesh_of, place_all, stages_of
+from autoshard.sharding.stages import layer_instances
 
 MANIFEST = "autoshard.shards.json"
 Count = Annotated[int, Field(ge=0)]
@@ -79,18 +83,38 @@ def _coordinates(stage: StageMesh, rank: int) -> dict[str, int]:
     return found
 
 
+def _stage_of(graph: OpGraph, strategy: Strategy) -> Callable[[str], int]:
+    """The pipeline stage that saves a tensor: that of its layer, the last for the epilogue's, else the first."""
+    layers = [f"{block.instances[instance]}." for block, instance in layer_instances(graph)]
+    stages = stages_of(graph, strategy)
+    of_layer = {layers[n]: s.index for s in stages for n in range(s.first, s.end)}
+    shared = {p.fqn for _, _, _, p in graph.parameters() if p.shared_with is not None}
+    last = {f"{p.fqn.rpartition('.')[0]}." for op in graph.epilogue.ops for p in op.params if p.fqn not in shared}
+
+    def find(name: str) -> int:
+        layer = next((i for prefix, i in of_layer.items() if name.startswith(prefix)), None)
+        if layer is not None:
+            return layer
+        return stages[-1].index if any(name.startswith(prefix) for prefix in last) else 0
+
+    return find
+
+
 def describe_shards(graph: OpGraph, strategy: Strategy, whole: dict[str, tuple[int, ...]]) -> _ManifestData:
-    """The manifest of a model's tensors (name -> whole shape); what the plan does not place is whole on every rank."""
+    """The manifest of a model's tensors (name -> whole shape); what the plan does not place is whole on every rank.
+
+    Ranks are counted stage after stage.
+    """
     d = strategy.degrees
-    if d.pp > 1:
-        raise InvalidInputError(f"pp={d.pp}: shards of pipeline stages are not saved; use a plan with pp=1")
     stage = mesh_of(graph, d)
+    stage_of = _stage_of(graph, strategy)
     places = [_coordinates(stage, rank) for rank in range(d.group)]
     placed = {p.fqn: p for p in place_all(graph, strategy)}
     tensors = {}
     for name, shape in whole.items():
         first: dict[Region, int] = {}
-        for rank, at in enumerate(places if name in placed else places[:1]):
+        before = d.group * stage_of(name)
+        for rank, at in enumerate(places if name in placed else places[:1], start=before):
             region = region_of(replace(placed[name], shape=shape), stage, at) if name in placed else Region.whole(shape)
             first.setdefault(region, rank)
         parts = tuple(_Part(file=_file(rank), region=region.dims) for region, rank in first.items())
@@ -112,14 +136,13 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
     from safetensors.torch import save_file
 
     tensors = tensors_of(model)
-    unplaced = next((p.fqn for p in place_all(graph, strategy) if not isinstance(tensors.get(p.fqn), DTensor)), None)
-    if unplaced is not None:
-        raise PlanMismatchError(f"the plan was not applied to this model: {unplaced} is no DTensor")
-    tied: dict[int, str] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if tied.setdefault(id(p), name) != name:
-            del tensors[name]
-    manifest = describe_shards(graph, strategy, {n: tuple(t.shape) for n, t in tensors.items()})
+    tied = {p.fqn for p in place_all(graph, strategy) if p.shared_with is not None}
+    placed = [p.fqn for p in place_all(graph, strategy) if p.fqn in tensors]
+    unplaced = next((n for n in placed if not isinstance(tensors[n], DTensor)), None)
+    if unplaced is not None or not placed:
+        raise PlanMismatchError(f"the plan was not applied to this model: {unplaced or 'no parameter'} is no DTensor")
+    whole = {name: shape for name, (shape, _) in described(model).items() if name not in tied}
+    manifest = describe_shards(graph, strategy, whole)
     rank = dist.get_rank() if dist.is_initialized() else 0
     mine: dict[str, Tensor] = {}
     for name, entry in manifest.tensors.items():
@@ -169,14 +192,26 @@ def read_manifest(folder: Path) -> Manifest:
                 have = "missing" if stored is None else stored.shape
                 raise InvalidInputError(f"{folder / part.file}: {name} is {have}, {MANIFEST} says {region.shape}")
             found.append(Piece(stored, region))
-        inside = all(
-            b <= n for p in found for runs, n in zip(p.region.dims, entry.shape, strict=False) for _, b in runs
-        )
-        if not inside or sum(p.region.numel for p in found) != math.prod(entry.shape):
+        if not covered(entry.shape, tuple(p.region for p in found)):
             raise InvalidInputError(f"{path}: the parts of {name} do not make up {entry.shape}")
         pieces[name] = tuple(found)
-    owners = {folder / f: int(f.removeprefix("rank-").partition(".")[0] or 0) for f in headers if f.startswith("rank-")}
+    numbers = {f: re.fullmatch(r"rank-(\d+)\.safetensors", f) for f in headers}
+    owners = {folder / f: int(match[1]) for f, match in numbers.items() if match}
     return Manifest(data, pieces, owners)
+
+
+@cache
+def covered(shape: tuple[int, ...], regions: tuple[Region, ...]) -> bool:
+    """Whether regions make up a tensor of ``shape``: each inside it, none overlapping, together all of it."""
+    for region in regions:
+        if len(region.dims) != len(shape):
+            return False
+        for runs, n in zip(region.dims, shape, strict=True):
+            ends = [0, *(end for run in runs for end in run), n]
+            if ends != sorted(ends):
+                return False
+    apart = all(next(overlaps(p, q), None) is None for i, p in enumerate(regions) for q in regions[:i])
+    return apart and sum(region.numel for region in regions) == math.prod(shape)
 
 
 def same_layout(manifest: Manifest, graph: OpGraph, strategy: Strategy) -> str | None:

@@ -55,6 +55,7 @@ def write(plan: PlanData) -> Export:
             "pipeline-model-parallel-layout": layout_text(plan.stages) if launch.uneven_stages(plan) else None,
             "expert-model-parallel-size": d.ep if routed else None,
             "expert-tensor-parallel-size": d.etp if routed else None,
+            "micro-batch-size": 1,  # which the parser demands; requests are batched as they come
             "inference-dynamic-batching-max-requests": d.batch // d.dp,
             "inference-dynamic-batching-max-tokens": max(tokens, 2048),
             "inference-max-seq-length": longest,

@@ -47,8 +47,6 @@ def write(plan: PlanData) -> Export:
         {
             "tp-size": d.group,
             "pp-size": d.pp,
-            "dp-size": d.dp if attention else None,
-            "enable-dp-attention": attention,
             "enable-dp-lm-head": attention,
             "moe-dense-tp-size": 1 if attention and d.tp == 1 else None,
             "ep-size": d.ep if expert_counts(plan.graph) else None,
@@ -67,7 +65,9 @@ def write(plan: PlanData) -> Export:
         across = {"nnodes": nodes, "node-rank": '"$NODE_RANK"', "dist-init-addr": '"$HEAD_IP:5000"'}
         more = " \\\n" + launch.command_line(launch.checked("sglang", across))
         notes.append(f"{nodes} nodes: run it on each with HEAD_IP and NODE_RANK (0 to {nodes - 1}) set")
-    path = launch.checked("sglang", {"model-path": '"$MODEL"', "config": "config.yaml"})
+    # On the command line: late 0.5 versions refuse the second in a config file (it is a spelling of --attn-dp-size).
+    given = {"dp-size": d.dp, "enable-dp-attention": True} if attention else {}
+    path = launch.checked("sglang", {"model-path": '"$MODEL"', "config": "config.yaml", **given})
     body = "python -m sglang.launch_server \\\n" + launch.command_line(path) + more
     return Export(
         target="sglang",
