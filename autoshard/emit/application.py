@@ -72,7 +72,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     resolved = resolve_graph(graph, strategy)
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
-        keep_stage(model, graph, strategy, own)
+        keep_stage(model, graph, strategy, own, mesh.device_type)
     shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
