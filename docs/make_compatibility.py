@@ -1,7 +1,8 @@
 """Writes docs/compatibility.md: what runs, architecture by architecture, and how exactly. Minutes of CPU time.
 
-Every architecture is built small with random weights and run sharded on simulated ranks (threads of this process) in float64 with forced float32 lifted, a prompt and cached decode steps, and compared with
-itself unsharded. ``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
+Every architecture is built small with random weights and run sharded on simulated ranks (threads of this process) in
+float64 with forced float32 lifted, a prompt and cached decode steps, and compared with itself unsharded.
+``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
 """
 
 import importlib.util
@@ -105,9 +106,9 @@ TEXT = """# What runs, and how exactly
 
 Written by `python docs/make_compatibility.py`: do not edit. Each architecture, built small with random weights, runs a
 prompt and cached decode steps sharded on four simulated ranks (pipelines of some rows: gloo ranks) and is compared with
-itself unsharded, in float64 with forced float32 lifted in both. A number is the worst max|a-b| / max|b| of the logits over
-ranks and passes; beside it stands nothing else only if the collectives (kind, group, bytes, count) and the bytes of
-parameters of every rank were exactly those listed beforehand. A letter is the reason why something is not offered.
+itself unsharded, in float64 with forced float32 lifted in both. A number is the worst max|a-b| / max|b| of the logits
+over ranks and passes; beside it stands nothing else only if the collectives (kind, group, bytes, count) and the bytes
+of parameters of every rank were exactly those listed beforehand. A letter is the reason why something is not offered.
 Degrees: Megatron, all-gather and replicated tp=4; EP tp=4, ep=4; EP x TP ep=2, etp=2; DP attention + EP dp=4, ep=4.
 """
 
