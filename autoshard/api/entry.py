@@ -1,6 +1,7 @@
 """``autoshard(model, cluster)``: from a model definition to a sharding plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autoshard.api.build_plan import build_plan
@@ -31,6 +32,8 @@ def autoshard(
     stages: str | Sequence[int] | None = None,
     polish: bool = True,
     allow_uneven: bool = False,
+    warm_start: str | Path | None = None,
+    save_policy: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Find a sharding plan for serving ``model`` on ``cluster``.
@@ -53,6 +56,8 @@ def autoshard(
         polish: Take the proven optimum where it is better than what the search found.
         allow_uneven: Whether heads and widths that do not divide may be filled up with zeros. A vocabulary, experts and
             layers may always be uneven.
+        warm_start: File of a policy that ``rl`` or ``rl-paper`` starts from, saved on any model, cluster or workload.
+        save_policy: Where the search writes the policy that it trained longest.
         progress: Is told, in a few words, each step that begins.
 
     Returns:
@@ -84,7 +89,15 @@ def autoshard(
         uneven=allow_uneven,
     )
     progress(f"searching {len(simulator.points)} degree points")
-    solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
+    solution = solve(
+        simulator,
+        algorithm=search,
+        budget=budget,
+        seed=seed,
+        polish=polish,
+        warm_start=None if warm_start is None else Path(warm_start),
+        save_policy=None if save_policy is None else Path(save_policy),
+    )
     progress("writing down the plan")
     even = stages == EVEN
     dealt, rest = as_solved(solution) if even else deal(solution), others(solution, even=even)

@@ -29,7 +29,7 @@ from autoshard.emit.steps import Axes
 from autoshard.emit.tokens import carry_inside, split_input
 from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
-from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.ir import Block, ExpertsLinear, Linear, OpGraph
 from autoshard.sharding import (
     Layout,
     ResolvedOp,
@@ -43,7 +43,7 @@ from autoshard.sharding import (
 )
 from autoshard.sharding.padding import PLAIN
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import output_grain, tensor_axes
+from autoshard.sharding.space import is_module, output_grain, tensor_axes
 
 _APPLIED = "_autoshard_applied"
 
@@ -74,7 +74,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     resolved = resolve_graph(graph, strategy)
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
-        keep_stage(model, graph, strategy, own)
+        keep_stage(model, graph, strategy, own, mesh.device_type)
     placements = stage_placements(graph, strategy, own)
     keep_experts(model, stage_instances(graph, own), placements, axes)
     shard_parameters(model, held_here(placements, axes), mesh, stage, axes)
@@ -104,6 +104,8 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     leaders = list(head_leaders(items))
     headed = {i.op.name for leader in leaders for i in used_by(leader, items)}
     for item in items:
+        if isinstance(item.op, Linear) and not is_module(block, item.op):
+            continue
         loose = isinstance(item.op, ExpertsLinear) and not is_stacked(item.op)
         if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed or loose:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
@@ -126,6 +128,11 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
+    if isinstance(op, Linear) and op.follows is None and not is_module(block, op):
+        emit_local(
+            model.get_submodule(block.fqn(op.fqn, instance)), [model.get_submodule(block.fqn(_owner(item), instance))]
+        )
+        return
     if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
     if not owners or op.kind not in ("attention", "latent_attention", "mixer", "combine", "router"):

@@ -93,6 +93,8 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
             return embedding.options(op, axes)
         case Norm():
             return norm.options(op, axes, out_of=output_grain(block, op))
+        case Linear() if op.follows is None and not is_module(block, op):
+            return linear.options(op, axes)[-1:]
         case Linear():
             return linear.options(op, axes, into=input_grain(block, op), out_of=output_grain(block, op))
         case Attention():
@@ -116,6 +118,12 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
             return pointwise.options(op, axes, unpadded=isinstance(made, ExpertsLinear) and made.blocks != (1, 1))
         case Add():
             return ()
+
+
+def is_module(block: Block, op: Linear) -> bool:
+    """Whether a matrix is the forward of a module of its own, so that something can be put before and after it."""
+    owned = all(p.fqn.rpartition(".")[0] == op.fqn for p in op.params)
+    return owned and not any(o.fqn == op.fqn for o in block.ops if o is not op)
 
 
 def _makers(block: Block, op: FusedOp) -> list[FusedOp]:
@@ -237,6 +245,9 @@ def output_grain(block: Block, op: FusedOp) -> Grain | None:
     return found
 
 
+_NO_MODULE = "another module computes with its weight, and more besides"
+
+
 def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
     """Choices that an op of its kind could have and this one has not at any degrees, each with the reason."""
     offered = {option.choice for option in options(block, op)}
@@ -247,6 +258,8 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
         case ExpertsLinear():
             why = own_experts_reason(block, op) or "the model's own code has one matrix follow the other"
             found = ((0, why), (1, why))
+        case Linear() if op.follows is None and not is_module(block, op):
+            found = ((0, _NO_MODULE), (1, _NO_MODULE))
         case Linear() if op.in_dim.name == "kv_rank":
             found = ((1, "its module reshapes the latent at its whole width"),)
         case Norm():
@@ -267,6 +280,7 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
     for block, op in graph.all_ops():
         added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
         loose = isinstance(op, ExpertsLinear) and not experts.is_stacked(op)
+        loose = loose or (isinstance(op, Linear) and op.follows is None and not is_module(block, op))
         if added and (loose or (isinstance(op, Combine | Mixer | Opaque) and op.follows is None)):
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
         if isinstance(op, ExpertsLinear) and op.stage == "down" and not experts.is_stacked(op):
