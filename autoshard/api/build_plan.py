@@ -19,7 +19,9 @@ from autoshard.plan import (
     SearchRecord,
     mesh_layout,
     planned_handovers,
+    planned_holders,
     planned_ops,
+    planned_padding,
     planned_parameters,
     stages,
 )
@@ -184,6 +186,8 @@ def build_plan(
         handovers=planned_handovers(graph, strategy, sim.workload),
         ops=planned_ops(graph, strategy, sim.workload),
         parameters=planned_parameters(graph, strategy),
+        padding=planned_padding(graph, strategy),
+        held_by=planned_holders(graph, strategy),
         predicted=predicted,
         binding=binding(own.simulator, own.point, own.dims),
         search=SearchRecord(

@@ -58,6 +58,7 @@ def balance(even: Dealt) -> Dealt:
         pinned=sim.pinned,
         formats=sim.formats,
         stages=counts,
+        uneven=sim.uneven,
     )
     at = np.flatnonzero(balanced.points.batch == degrees.batch)
     if not len(at):

@@ -34,6 +34,7 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
             {"name": b.name, "repeat": b.repeat, "ops": [o.model_dump(mode="json") for o in plan.ops[b.name]]}
             for b in plan.graph.components()
         ],
+        "padding": plan.model_dump(mode="json", by_alias=True, include={"padding"})["padding"],
         "predicted": plan.predicted.model_dump(mode="json"),
         "search": {
             "algorithm": search.algorithm,
@@ -85,7 +86,10 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
             key = choice_key(graph, block, op)
             if key not in keys or key in found:
                 continue
-            reasons = {o.choice: option_illegal(o, sizes, strategy.residual, op) for o in options(block, op)}
+            reasons = {
+                o.choice: option_illegal(o, sizes, strategy.residual, op, uneven=strategy.uneven)
+                for o in options(block, op)
+            }
             reasons |= dict(never_offered(block, op))
             found[key] = _offered(op.kind, reasons)
         for op in (o for o in block.ops if isinstance(o, Mixer | Opaque) and o.follows is None):

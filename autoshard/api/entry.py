@@ -31,6 +31,7 @@ def autoshard(
     pin: str | Mapping[str, Choice] | None = None,
     stages: str | Sequence[int] | None = None,
     polish: bool = True,
+    allow_uneven: bool = False,
     warm_start: str | Path | None = None,
     save_policy: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -53,6 +54,8 @@ def autoshard(
         stages: Layers of every pipeline stage, as numbers or ``"20,12"``, or ``"even"``. Without it layers are dealt
             evenly for the search, then by time and bytes where that is faster (`autoshard.api.dealing`).
         polish: Take the proven optimum where it is better than what the search found.
+        allow_uneven: Whether heads and widths that do not divide may be filled up with zeros. A vocabulary, experts and
+            layers may always be uneven.
         warm_start: File of a policy that ``rl`` or ``rl-paper`` starts from, saved on any model, cluster or workload.
         save_policy: Where the search writes the policy that it trained longest.
         progress: Is told, in a few words, each step that begins.
@@ -73,11 +76,17 @@ def autoshard(
     source = source_of(model)
     progress(f"tracing {source.name}")
     graph = graph_of(model, source)
-    check_degrees(graph, fixed)
+    check_degrees(graph, fixed, uneven=allow_uneven)
     check_stages(graph, given)
     progress(f"building the cost tables of {where.name}")
     simulator = make_simulator(
-        graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned), stages=given
+        graph,
+        where,
+        workload or Workload(),
+        fixed=fixed,
+        pinned=pins_for(graph, pinned),
+        stages=given,
+        uneven=allow_uneven,
     )
     progress(f"searching {len(simulator.points)} degree points")
     solution = solve(

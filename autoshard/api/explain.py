@@ -99,7 +99,14 @@ def _at(
     plan: PlanData, cluster: Cluster, degrees: Degrees, choices: Mapping[str, Any]
 ) -> tuple[Simulator, tuple[int, ...]]:
     """A simulator of one degree point, all choices free, and the options that ``choices`` are."""
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), stages=plan.strategy.stages)
+    simulator = Simulator(
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=degrees_dict(degrees),
+        stages=plan.strategy.stages,
+        uneven=plan.strategy.uneven,
+    )
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
 
@@ -108,7 +115,9 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in KEYS}
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages)
+    simulator = Simulator(
+        plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages, uneven=plan.strategy.uneven
+    )
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
         return plan.binding
@@ -121,7 +130,12 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
     """Per op: the choice taken and the best rate with each, relative to the best of all at these degrees."""
     free = replace(plan.workload, ttft_ms=None, tpot_ms=None)
     unlimited = Simulator(
-        plan.graph, simulator.cluster, free, fixed=degrees_dict(plan.degrees), stages=plan.strategy.stages
+        plan.graph,
+        simulator.cluster,
+        free,
+        fixed=degrees_dict(plan.degrees),
+        stages=plan.strategy.stages,
+        uneven=plan.strategy.uneven,
     )
     values = ExactSearch(unlimited).option_values(0)
     best = max((v for options in values for v in options if v is not None), default=None)
@@ -150,7 +164,7 @@ def _next_best(
         return None
     named = plan.alternatives[number - 1]
     degrees = Degrees(**named.degrees)
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees))
+    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), uneven=plan.strategy.uneven)
     found = ExactSearch(simulator).best_at(0)
     if found is None:
         return None

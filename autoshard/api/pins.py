@@ -98,13 +98,14 @@ def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
     return found
 
 
-def check_degrees(graph: OpGraph, fixed: Mapping[str, int]) -> None:
+def check_degrees(graph: OpGraph, fixed: Mapping[str, int], *, uneven: bool = False) -> None:
     """Check each fixed degree against the model, before the cluster is asked which combinations there are.
 
     Raises:
         InvalidInputError: for one that the model's heads, experts or layers do not allow; names the nearest that works.
     """
-    reasons = degree_reasons(graph, pp=fixed.get("pp", 1), dp=1, tp=fixed.get("tp", 1), ep=fixed.get("ep", 1))
+    pp, tp, ep = (fixed.get(n, 1) for n in ("pp", "tp", "ep"))
+    reasons = degree_reasons(graph, pp=pp, dp=1, tp=tp, ep=ep, uneven=uneven)
     broken = [r.message for r in reasons if r.rule not in ("mesh nesting", "dense ep")]
     if broken:
         raise InvalidInputError("; ".join(broken))

@@ -137,6 +137,7 @@ def _changed(
                 workload or simulator.workload,
                 fixed={k: v for k, v in simulator.fixed.items() if k != without},
                 pinned={k: v for k, v in simulator.pinned.items() if k != without},
+                uneven=simulator.uneven,
             )
         except InvalidInputError:
             return None
@@ -160,7 +161,7 @@ def _freed(simulator: Simulator, works: Works) -> Iterator[str]:
 def replace_free(simulator: Simulator) -> Simulator | None:
     """The simulator with nothing fixed or pinned."""
     try:
-        return Simulator(simulator.graph, simulator.cluster, simulator.workload)
+        return Simulator(simulator.graph, simulator.cluster, simulator.workload, uneven=simulator.uneven)
     except InvalidInputError:
         return None
 

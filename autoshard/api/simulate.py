@@ -14,12 +14,15 @@ from autoshard.plan import Predicted
 from autoshard.sharding import DISPATCH, RESIDUAL, Choice, Degrees, Strategy, degree_reasons, strategy_reasons
 from autoshard.sharding.legality import expert_counts
 from autoshard.sharding.patterns import pattern_strategy
+from autoshard.sharding.placements import paddings
 from autoshard.simulator import Simulator
 from autoshard.units import GIB, MS
 from autoshard.workload import Workload
 
 
-def complete_degrees(graph: OpGraph, fixed: Mapping[str, int], num_devices: int | None = None) -> Degrees:
+def complete_degrees(
+    graph: OpGraph, fixed: Mapping[str, int], num_devices: int | None = None, *, uneven: bool = False
+) -> Degrees:
     """Degrees from those given: what is not given follows from the others or is 1.
 
     dp*tp = ep*etp decides one of the four; a dense model has ep = dp. The batch is one sequence per dp rank and stage,
@@ -40,7 +43,7 @@ def complete_degrees(graph: OpGraph, fixed: Mapping[str, int], num_devices: int 
         ep = given.get("ep", _quotient(dp * tp, given.get("etp", dp * tp)))
     etp = given.get("etp", _quotient(dp * tp, ep))
     if dp * tp == ep * etp:
-        reasons = degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep)
+        reasons = degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep, uneven=uneven)
         if reasons:
             raise InvalidInputError("; ".join(r.message for r in reasons))
     degrees = Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=given.get("batch", dp * pp))
@@ -59,15 +62,18 @@ def _quotient(whole: int, part: int) -> int:
     return whole // part if whole % part == 0 else 1
 
 
-def complete_strategy(graph: OpGraph, degrees: Degrees, pinned: Mapping[str, Choice]) -> Strategy:
+def complete_strategy(
+    graph: OpGraph, degrees: Degrees, pinned: Mapping[str, Choice], *, uneven: bool = False
+) -> Strategy:
     """Megatron's choices at the degrees, but for the pinned ones.
 
     Raises:
         InvalidInputError: for a pinned choice that the degrees do not offer.
     """
-    base = pattern_strategy(graph, degrees, "megatron", residual=pinned.get(RESIDUAL), dispatch=pinned.get(DISPATCH))
+    residual, dispatch = pinned.get(RESIDUAL), pinned.get(DISPATCH)
+    base = pattern_strategy(graph, degrees, "megatron", residual=residual, dispatch=dispatch, uneven=uneven)
     chosen = {**dict(base.choices), **pinned}
-    strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+    strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=uneven)
     reasons = strategy_reasons(graph, strategy)
     if reasons:
         raise InvalidInputError("; ".join(r.message for r in reasons))
@@ -75,7 +81,13 @@ def complete_strategy(graph: OpGraph, degrees: Degrees, pinned: Mapping[str, Cho
 
 
 def simulate(
-    graph: OpGraph, cluster: Cluster, workload: Workload, *, fixed: Mapping[str, int], pinned: Mapping[str, Choice]
+    graph: OpGraph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    fixed: Mapping[str, int],
+    pinned: Mapping[str, Choice],
+    uneven: bool = False,
 ) -> dict[str, Any]:
     """Predict one strategy, feasible or not.
 
@@ -84,13 +96,13 @@ def simulate(
     Raises:
         InvalidInputError: for a strategy that no rule allows.
     """
-    degrees = complete_degrees(graph, fixed, cluster.num_devices)
-    strategy = complete_strategy(graph, degrees, pinned)
+    degrees = complete_degrees(graph, fixed, cluster.num_devices, uneven=uneven)
+    strategy = complete_strategy(graph, degrees, pinned, uneven=uneven)
     choices = dict(strategy.choices)
     held = degrees_dict(degrees)
     if workload.concurrency is not None:
         held.pop("batch")
-    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices)
+    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices, uneven=uneven)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     dims = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
     predicted = predict(simulator, 0, dims)
@@ -105,6 +117,7 @@ def simulate(
         "workload": {n: getattr(workload, n) for n in workload.__dataclass_fields__},
         "degrees": degrees_dict(simulator.points.degrees(0)),
         "choices": choices,
+        "padding": {key: [d.to_dict() for d in dims_] for key, dims_ in paddings(graph, strategy).items()},
         "feasible": not reasons,
         "reasons": reasons,
         "predicted": predicted.model_dump(mode="json", exclude={"terms"}),

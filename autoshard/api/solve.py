@@ -110,9 +110,10 @@ def make_simulator(
     fixed: Mapping[str, int] | None = None,
     pinned: Mapping[str, Choice] | None = None,
     stages: tuple[int, ...] = (),
+    uneven: bool = False,
 ) -> Simulator:
     """A simulator, or NoFeasiblePlanError with the smallest relaxation when nothing fits in memory."""
-    simulator = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages)
+    simulator = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages, uneven=uneven)
     if not simulator.any_fits:
         raise NoFeasiblePlanError(memory_message(simulator))
     return simulator

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from autoshard.api.simulate import complete_degrees, complete_strategy
 from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
-from autoshard.sharding import Choice, Strategy, strategy_reasons
-from autoshard.tracing import ModelSource, source_from_dict, trace_source
+from autoshard.sharding import Choice, Strategy, paddings, strategy_reasons
+from autoshard.tracing import ConfigSource, ModelSource, source_from_dict, trace_source
+from autoshard.tracing.quantised import blocks_of, reduced_quantisation
+from autoshard.tracing.uneven import make_uneven
 from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size
 from autoshard.validate import validate as run_on_ranks
+from autoshard.validate.quantised import Form, form_of, write_checkpoint
 
 MOST_RANKS = 256
 NPROC = 4
@@ -38,6 +42,7 @@ def validate(
     simulate_ranks: int | None = None,
     fixed: Mapping[str, int] | None = None,
     pinned: Mapping[str, Choice] | None = None,
+    allow_uneven: bool = False,
     dtype: str = "both",
     timeout_s: float = 300.0,
     model: Any = None,
@@ -73,7 +78,7 @@ def validate(
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
-    source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress)
+    source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
     tiers = []
     if graph is not None and strategy is not None:
         progress(f"running {source.name} at full size on meta tensors")
@@ -88,17 +93,18 @@ def validate(
     own = "plan" if isinstance(subject, Plan) else "fixed"
     on_gpus = device == "cuda" and torch.cuda.device_count() >= (nproc or NPROC)
     for size, simulated in numbers:
-        job = _reduced_job(source, strategy, size, own, progress)
-        progress(f"running {len(job.cases)} cases on {size} {'simulated ' if simulated else ''}ranks")
-        found = run_on_ranks(
-            [job],
-            nproc=size,
-            dtypes=DTYPES[dtype],
-            device="cuda" if on_gpus and not simulated else "cpu",
-            timeout_s=timeout_s,
-            python_path=(Path.cwd(),),
-            simulated=simulated,
-        )
+        with TemporaryDirectory(prefix="autoshard-quantised-") as folder:
+            job = _reduced_job(source, graph, strategy, size, own, Path(folder), progress)
+            progress(f"running {len(job.cases)} cases on {size} {'simulated ' if simulated else ''}ranks")
+            found = run_on_ranks(
+                [job],
+                nproc=size,
+                dtypes=DTYPES[dtype],
+                device="cuda" if on_gpus and not simulated else "cpu",
+                timeout_s=timeout_s,
+                python_path=(Path.cwd(),),
+                simulated=simulated,
+            )
         reports += found
         real = "nccl_ranks" if on_gpus else "gloo_ranks"
         tiers.append(_numbers_tier("simulated_ranks" if simulated else real, size, found))
@@ -110,20 +116,61 @@ def validate(
 
 
 def _reduced_job(
-    source: ModelSource, strategy: Strategy | None, nproc: int, own: str, progress: Callable[[str], None]
+    source: ModelSource,
+    full: OpGraph | None,
+    strategy: Strategy | None,
+    nproc: int,
+    own: str,
+    folder: Path,
+    progress: Callable[[str], None],
 ) -> ModelJob:
-    """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks)."""
+    """The reduced model on ``nproc`` ranks: the strategy's own case, then the patterns (few on many ranks).
+
+    What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either. A model whose config
+    says that its weights are quantised by blocks has a quantised checkpoint written into ``folder``, for ranks to load.
+    """
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
     reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
+    if full is not None and strategy is not None and nproc > 1:
+        reduced = make_uneven(reduced, _uneven_kinds(full, strategy), nproc)
+    reduced, form = _quantised_source(source, reduced, nproc)
     graph = trace_source(reduced)
+    if form is not None:
+        progress(f"writing the reduced {source.name} in {form}")
+        whole = reduced.build(device="cpu", dtype="float32", seed=0, experts="eager")
+        write_checkpoint(whole, graph, form, blocks_of(graph), folder)
     cases: tuple[Case, ...] = () if strategy is None else (plan_case(graph, strategy, nproc, name=own),)
     if nproc <= ALL_PATTERNS:
         cases += default_cases(graph, nproc, None)
     elif not cases:
         cases = tuple(c for c in default_cases(graph, nproc, None) if c.name.endswith("/megatron"))
     sequences = nproc if nproc >= 4 else nproc * -(-4 // nproc)
-    return ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences)
+    checkpoint = None if form is None else str(folder)
+    return ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences, checkpoint=checkpoint)
+
+
+def _quantised_source(full: ModelSource, reduced: ModelSource, nproc: int) -> tuple[ModelSource, Form | None]:
+    """The reduced source quantised as the full one is, and how; as it is where there is no such format."""
+    if not isinstance(full, ConfigSource) or not isinstance(reduced, ConfigSource):
+        return reduced, None
+    fields = reduced_quantisation(full.config, reduced.config, nproc)
+    changed = replace(reduced, config={**reduced.config, **fields})
+    return changed, form_of(changed.config)
+
+
+def _uneven_kinds(graph: OpGraph, strategy: Strategy) -> set[str]:
+    """What kinds of sizes a strategy fills up."""
+    dims = {(d.dim, d.axis) for padded in paddings(graph, strategy).values() for d in padded}
+    kinds = {
+        "vocab" if dim == "vocab" else "experts" if (dim, axis) == ("experts", "ep") else dim for dim, axis in dims
+    }
+    heads = {k for k in kinds if "heads" in k}
+    return (
+        (kinds & {"vocab", "experts"})
+        | ({"heads"} if heads else set())
+        | ({"width"} if kinds - heads - {"vocab", "experts"} else set())
+    )
 
 
 def _full_size(source: ModelSource, graph: OpGraph, strategy: Strategy, length: int) -> dict[str, Any]:
@@ -190,6 +237,8 @@ def _asked(
     fixed: Mapping[str, int],
     pinned: Mapping[str, Choice],
     progress: Callable[[str], None],
+    *,
+    uneven: bool = False,
 ) -> tuple[ModelSource, OpGraph | None, Strategy | None]:
     """The model's source, its graph and the strategy asked for; None when only the patterns are."""
     if isinstance(subject, Plan):
@@ -204,7 +253,8 @@ def _asked(
         return source, None, None
     progress(f"tracing {source.name}")
     graph = graph_of(subject, source)
-    return source, graph, complete_strategy(graph, complete_degrees(graph, fixed), pins_for(graph, pinned))
+    degrees = complete_degrees(graph, fixed, uneven=uneven)
+    return source, graph, complete_strategy(graph, degrees, pins_for(graph, pinned), uneven=uneven)
 
 
 def _planned_source(plan: Plan, model: Any, progress: Callable[[str], None]) -> ModelSource:
@@ -230,7 +280,7 @@ def _changed(graph: OpGraph, strategy: Strategy, fixed: Mapping[str, int], pinne
     """A plan's strategy with other degrees or choices."""
     if not fixed and not pinned:
         return strategy
-    degrees = complete_degrees(graph, fixed) if fixed else strategy.degrees
+    degrees = complete_degrees(graph, fixed, uneven=strategy.uneven) if fixed else strategy.degrees
     changed = replace(
         strategy,
         degrees=degrees,

@@ -33,6 +33,9 @@ Pin = Annotated[
 Stages = Annotated[
     str | None, typer.Option(help="Layers of every pipeline stage: 20,12, or even (balanced by default).")
 ]
+AllowUneven = Annotated[
+    bool, typer.Option("--allow-uneven", help="Fill up heads and widths that do not divide with zeros.")
+]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 

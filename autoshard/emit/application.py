@@ -21,6 +21,7 @@ from autoshard.emit.linear import emit_linear
 from autoshard.emit.local import LocalWidth, replace_forward
 from autoshard.emit.norm import emit_norm
 from autoshard.emit.opaque import emit_opaque
+from autoshard.emit.own_experts import emit_own_experts, held_here, keep_experts
 from autoshard.emit.parameters import check_parameters, shard_parameters
 from autoshard.emit.pipeline import LogitsOn, emit_pipeline, keep_stage
 from autoshard.emit.router import emit_router
@@ -40,8 +41,9 @@ from autoshard.sharding import (
     stages_of,
     strategy_reasons,
 )
+from autoshard.sharding.padding import PLAIN
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import is_module, tensor_axes
+from autoshard.sharding.space import is_module, output_grain, tensor_axes
 
 _APPLIED = "_autoshard_applied"
 
@@ -73,7 +75,9 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
         keep_stage(model, graph, strategy, own, mesh.device_type)
-    shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
+    placements = stage_placements(graph, strategy, own)
+    keep_experts(model, stage_instances(graph, own), placements, axes)
+    shard_parameters(model, held_here(placements, axes), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
     if strategy.residual is Layout.TOKENS and axes["tp"].size > 1:
@@ -89,7 +93,9 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     by_kind: dict[str, Callable[[nn.Module, ResolvedOp], None]] = {
         "embedding": lambda module, item: emit_embedding(module, item, axes),
         "norm": lambda module, item: emit_norm(module, item, axes),
-        "linear": lambda module, item: emit_linear(module, item, axes, tensor_axes(block, item.op)),
+        "linear": lambda module, item: emit_linear(
+            module, item, axes, tensor_axes(block, item.op), output_grain(block, item.op) or PLAIN
+        ),
         "attention": lambda module, item: emit_attention(module, item, axes),
         "router": lambda module, item: emit_router(module, item, axes),
         "opaque": lambda module, item: emit_opaque(module, item, axes),
@@ -100,7 +106,8 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     for item in items:
         if isinstance(item.op, Linear) and not is_module(block, item.op):
             continue
-        if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed:
+        loose = isinstance(item.op, ExpertsLinear) and not is_stacked(item.op)
+        if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed or loose:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
     for leader in leaders:
@@ -109,7 +116,11 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
         if item.op.name not in headed:
             _emit_used_inside(model, block, instance, item)
     for item in items:
-        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down" and is_stacked(item.op):
+        if not isinstance(item.op, ExpertsLinear) or item.op.stage != "down":
+            continue
+        if not is_stacked(item.op):
+            emit_own_experts(model, block, instance, items, item, axes)
+        if item.op.form in ("routed", "batched"):
             _keep_width_around(model, block, instance, item, items, axes)
 
 
@@ -117,29 +128,17 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     """Parameters that an op's module reads besides the one that owns the op: sinks, what a mixer scans with."""
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
-    loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
     if isinstance(op, Linear) and op.follows is None and not is_module(block, op):
         emit_local(
             model.get_submodule(block.fqn(op.fqn, instance)), [model.get_submodule(block.fqn(_owner(item), instance))]
         )
         return
-    if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
+    if op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
-    if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
+    if not owners or op.kind not in ("attention", "latent_attention", "mixer", "combine", "router"):
         return
-    names = [block.fqn(owner, instance) for owner in owners]
-    inside = _called_around(model, names) if loose else model.get_submodule(block.fqn(op.fqn, instance))
-    emit_local(inside, [model.get_submodule(name) for name in names])
-
-
-def _called_around(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """The innermost module around all of ``names`` (or itself one of them) that is called: lists and dicts are not."""
-    path = names[0].split(".")
-    while not all(f"{name}.".startswith("".join(f"{part}." for part in path)) for name in names):
-        path.pop()
-    while isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
-        path.pop()
-    return model.get_submodule(".".join(path))
+    module = model.get_submodule(block.fqn(op.fqn, instance))
+    emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
 
 
 def _owner(item: ResolvedOp) -> str:
@@ -149,7 +148,7 @@ def _owner(item: ResolvedOp) -> str:
 
 def _emit_routed(module: nn.Module, item: ResolvedOp, items: Sequence[ResolvedOp], axes: Axes) -> None:
     """Emit the experts module once, at its up matrix, with the activation and the down matrix that follow it."""
-    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down" or not is_stacked(item.op):
+    if not isinstance(item.op, ExpertsLinear) or item.op.stage == "down":
         return
     act = next(i for i in items if item.op.name in i.op.inputs)
     down = next(i for i in items if act.op.name in i.op.inputs)

@@ -9,6 +9,7 @@ from torch import nn
 from autoshard.emit.steps import Axes
 from autoshard.ir import Attention
 from autoshard.sharding import ResolvedOp
+from autoshard.sharding.padding import padded_width
 
 _QUERY_COUNTS = ("num_heads", "num_attention_heads")
 _KV_COUNTS = ("num_key_value_heads", "num_kv_heads")
@@ -22,8 +23,9 @@ def emit_attention(module: nn.Module, item: ResolvedOp, axes: Axes) -> None:
     assert not any(item.entry) and not item.exit, f"{op.fqn}: a step inside the attention core"
     if option.choice is None:
         return
-    heads = op.heads.size // axes["tp"].size
-    kv_heads = op.kv_heads.size // axes["tp_kv"].size
+    group = op.heads.size // op.kv_heads.size
+    heads = padded_width(op.heads.size, axes["tp"].size, grain=(group, 1)) // axes["tp"].size
+    kv_heads = padded_width(op.kv_heads.size, axes["tp_kv"].size) // axes["tp_kv"].size
     for names, whole, local in ((_QUERY_COUNTS, op.heads.size, heads), (_KV_COUNTS, op.kv_heads.size, kv_heads)):
         for name in names:
             if getattr(module, name, None) == whole:

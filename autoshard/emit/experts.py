@@ -26,6 +26,7 @@ from autoshard.errors import UnsupportedModelError
 from autoshard.ir import Activation, ExpertsLinear
 from autoshard.sharding import Layout, ResolvedOp, Step
 from autoshard.sharding.layout import own_tokens
+from autoshard.sharding.padding import padded_width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class ExpertsForward:
         leading = found.hidden.shape[:-1]
         hidden = found.hidden.reshape(-1, found.hidden.shape[-1])
         tokens = self.dispatch(RoutedTokens(hidden=hidden, experts=found.experts, weights=found.weights))
-        sent = exchange(tokens, up.op.experts.size, self.axes["ep"]) if self.exchanged else None
+        num_experts = padded_width(up.op.experts.size, self.axes["ep"].size)
+        sent = exchange(tokens, num_experts, self.axes["ep"]) if self.exchanged else None
         with local_parameters(self.module) as local:
             if sent is None:
                 num_local = next(iter(local.values())).shape[0]
@@ -122,8 +124,8 @@ class ExpertsForward:
         out = run_steps(out, item.exit, self.axes)
         if bias is None or not partial:
             return out
-        packed = 1 if op.interleaved else op.packed
-        cut = Step(kind="slice", axis="etp", rows="pairs", width=0, packed=packed)
+        packed, unit = (1, op.packed) if op.interleaved else (op.packed, 1)
+        cut = Step(kind="slice", axis="etp", rows="pairs", width=0, packed=packed, grain=(1, unit))
         return out + (run_steps(bias, (cut,), self.axes) if item.delivered is Layout.SHARDED else bias)
 
 

@@ -16,17 +16,23 @@ from autoshard.emit.parts import shares
 from autoshard.emit.steps import Axes, run_steps
 from autoshard.sharding import Layout, ResolvedOp, Step
 from autoshard.sharding.layout import TensorAxes
+from autoshard.sharding.padding import PLAIN, Grain
 
 
-def emit_linear(module: nn.Module, item: ResolvedOp, axes: Axes, tensor_axes: TensorAxes) -> None:
-    """Run ``module`` (weight (out, in), bias (out)) under ``item``; its output lives on ``tensor_axes``."""
+def emit_linear(module: nn.Module, item: ResolvedOp, axes: Axes, tensor_axes: TensorAxes, grain: Grain = PLAIN) -> None:
+    """Run ``module`` (weight (out, in), bias (out)) under ``item``.
+
+    Its output lives on ``tensor_axes``, filled up in pieces of ``grain`` if it does not divide.
+    """
     partial = item.option is not None and item.option.yields is Layout.PARTIAL
     withheld = frozenset({"bias"} & set(module._parameters)) if partial else frozenset()
     cut: tuple[Step, ...] = ()
     parts: tuple[int, ...] = getattr(item.op, "parts", ())
     if item.delivered is Layout.SHARDED:
         packed = getattr(item.op, "packed", 1)
-        cut = (Step(kind="slice", axis=tensor_axes.shard, rows="local", width=0, packed=packed, parts=parts),)
+        cut = (
+            Step(kind="slice", axis=tensor_axes.shard, rows="local", width=0, packed=packed, parts=parts, grain=grain),
+        )
     rank = axes[tensor_axes.shard]
     rows = shares(parts, rank.coordinate, rank.size) if parts and rank.size > 1 and item.option.choice == 0 else []  # type: ignore[union-attr]
 

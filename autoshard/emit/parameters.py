@@ -8,6 +8,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autoshard._torch import StridedShard
 from autoshard.emit.axes import local_part, submesh
+from autoshard.emit.padding import fill_up
 from autoshard.emit.steps import Axes
 from autoshard.errors import PlanMismatchError
 from autoshard.ir import OpGraph
@@ -48,6 +49,8 @@ def shard_parameters(
 ) -> None:
     """Replace every parameter of ``model`` by a DTensor with its placement; tied parameters stay tied.
 
+    A dim that does not divide is filled up with zeros (`autoshard.sharding.padding`), and the DTensor is of that shape.
+
     Parts (and whole buffers) move to the mesh's device, so that a model too large for one device can be sharded from
     host memory; what is on meta stays there.
     """
@@ -62,8 +65,9 @@ def shard_parameters(
             part = whole.detach()
             for axis, p in zip(placement.mesh_dims, placement.placements, strict=True):
                 if p.kind == "shard":
+                    part = fill_up(part, p.dim, axes[axis].size, p.packed, p.grain)  # type: ignore[index]
                     part = local_part(part, p.dim, axes[axis], p.packed)  # type: ignore[index]
-            dims = placement.mesh_dims
+            dims, shape = placement.mesh_dims, placement.padded_shape(stage)
             if dims not in meshes:
                 meshes[dims] = submesh(mesh, stage, dims)
             # A copy, so that the whole tensor is freed once its last owner lets go of it.
@@ -73,8 +77,8 @@ def shard_parameters(
                 meshes[dims],
                 torch_placements(placement),
                 run_check=False,
-                shape=whole.shape,
-                stride=whole.stride(),
+                shape=torch.Size(shape),
+                stride=whole.stride() if shape == tuple(whole.shape) else _contiguous(shape),
             )
             done[id(whole)] = nn.Parameter(tensor, requires_grad=False)
             done[id(done[id(whole)])] = done[id(whole)]
@@ -83,6 +87,10 @@ def shard_parameters(
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = _to_device(buffer, mesh)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
 
 
 def _to_device(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

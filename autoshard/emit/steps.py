@@ -3,7 +3,8 @@
 A tensor between fused ops is (..., feature); its token dim is dim 0 of the (tokens, feature) matrix that the
 dispatch and the combine of experts work on; a residual whose tokens are split has `autoshard.emit.tokens`. A feature
 dim of ``packed`` parts side by side (gate|up) is gathered, scattered and sliced part by part, so that a rank's share
-always holds the same columns of every part.
+always holds the same columns of every part. One that does not divide is filled up before it is scattered or sliced, and
+cut to its width after it was gathered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from autoshard.emit.axes import MeshAxis, local_part
 from autoshard.emit.calls import all_gather_single, reduce_scatter_single
+from autoshard.emit.padding import cut_off, fill_up
 from autoshard.emit.parts import by_part, by_rank
 from autoshard.emit.tokens import gather_tokens, split_tokens, sum_tokens
 from autoshard.sharding.layout import Axis, Step
@@ -38,6 +40,8 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
     if step.dim == "token" and step.axis == "tp":
         return _TOKENS[step.kind](x, axis)
     dim = -1 if step.dim == "feature" else 0
+    if step.dim == "feature" and step.kind in ("slice", "reduce_scatter"):
+        x = fill_up(x, dim, axis.size, step.packed, step.grain)
     if step.parts and step.kind in ("slice", "reduce_scatter"):
         x = by_rank(x, dim, step.parts, axis.size)
     match step.kind:
@@ -49,6 +53,8 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
             return all_reduce(x, axis)
         case "all_gather":
             whole = all_gather(x, dim, axis, step.packed)
+            if step.dim == "feature" and step.width:
+                whole = cut_off(whole, dim, step.width, axis.size, step.packed, step.grain)
             return by_part(whole, dim, step.parts, axis.size) if step.parts else whole
         case "reduce_scatter":
             return reduce_scatter(x, dim, axis, step.packed)

@@ -101,7 +101,8 @@ class Judge:
         """The rules of what autoshard's ranks execute, where they are the engine."""
         if self.launch.engine.name != "torch":
             return ()
-        reasons = degree_reasons(self.launch.graph, pp=pp, dp=dp, tp=tp, ep=ep)
+        uneven = bool(self._fixed.get("allow_uneven", 0))
+        reasons = degree_reasons(self.launch.graph, pp=pp, dp=dp, tp=tp, ep=ep, uneven=uneven)
         # Layers, and experts that are not there, are counted for every engine.
         return tuple(
             Finding(

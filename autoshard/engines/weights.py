@@ -27,9 +27,14 @@ from autoshard.ir import (
     OpGraph,
     Param,
 )
+from autoshard.sharding.layout import ETP
 from autoshard.sharding.legality import attention_heads, choice_key
 from autoshard.sharding.option import Option
+from autoshard.sharding.padding import PLAIN, padded_width
 from autoshard.sharding.patterns import PATTERNS, role_of
+from autoshard.sharding.rules.experts import is_stacked
+from autoshard.sharding.rules.experts import options as experts_options
+from autoshard.sharding.rules.own_experts import options as own_experts_options
 from autoshard.sharding.space import consumers, option_axis, options
 
 KEPT_BYTES = 2.0
@@ -109,7 +114,7 @@ class Placement:
         self.sites, self.engine, self.scheme, self.facts = sites, engine, scheme, facts
         tp = int(facts["tp"])
         kv = min((min(tp, kv) for _, kv in attention_heads(sites.graph)), default=tp)
-        self.sizes = {"tp": tp, "tp_kv": kv, "ep": int(facts["ep"]), "etp": int(facts["etp"])}
+        self.sizes = {"tp": tp, "tp_kv": kv, "ep": int(facts["ep"]), "etp": int(facts["etp"]), "dp": int(facts["dp"])}
         self._free = engine.name == "torch"
         self._pad = next(
             (p for p in engine.padding if (not p.quant or scheme.name in p.quant) and p.when.value(facts)), None
@@ -149,7 +154,7 @@ class Placement:
         axis = option_axis(option)
         if axis is not None and axis not in self.sizes:
             return False
-        return all(size % self.sizes[over] == 0 for size, over, _ in option.divides if over in self.sizes)
+        return option.undivided(self.sizes, uneven=bool(self.facts.get("allow_uneven", 0))) is None
 
     def _shape(self, site: Site, param: Param, option: Option | None, i: int) -> Shape:
         op, shape = site.op, list(param.shape)
@@ -162,7 +167,8 @@ class Placement:
         for sharding in option.params[i] if option is not None and i < len(option.params) else ():
             own = site.split if sharding.axis == "tp" and not self._free else None
             ways = int(self.facts[own]) if own is not None else self.sizes[sharding.axis]
-            shape[sharding.dim] = math.ceil(shape[sharding.dim] / ways)
+            packed, grain = (sharding.packed, sharding.grain) if self._free else (1, PLAIN)
+            shape[sharding.dim] = math.ceil(padded_width(shape[sharding.dim], ways, packed=packed, grain=grain) / ways)
         return tuple(shape)
 
     def _experts_bytes(self, op: ExpertsLinear) -> WeightBytes:
@@ -172,8 +178,8 @@ class Placement:
         inner = op.out_dim.size // op.packed if op.stage == "up" else op.in_dim.size
         outer = op.in_dim.size if op.stage == "up" else op.out_dim.size
         inner = math.ceil(inner / etp)
-        if self._free and (op.out_dim.size // op.packed if op.stage == "up" else op.in_dim.size) % etp:
-            inner *= etp
+        if self._free and not any(self._divides(o) for o in self._expert_options(op) if o.choice is not None):
+            inner = op.out_dim.size // op.packed if op.stage == "up" else op.in_dim.size
         if self._pad is not None:
             inner = math.ceil(inner / self._pad.intermediate) * self._pad.intermediate
             outer = math.ceil(outer / self._pad.hidden) * self._pad.hidden
@@ -192,6 +198,10 @@ class Placement:
             else:
                 total = total + WeightBytes(experts=count * rows * columns * self._plain_bytes()) * share
         return total
+
+    @staticmethod
+    def _expert_options(op: ExpertsLinear) -> tuple[Option, ...]:
+        return experts_options(op, ETP) if is_stacked(op) else own_experts_options(op, ETP)
 
     def _plain_bytes(self) -> float:
         return KEPT_BYTES if self.scheme.is_quantised else self.scheme.element_bytes()

@@ -4,9 +4,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoshard.ir import Block, OpGraph
-from autoshard.sharding import RESIDUAL, Layout, ResolvedOp, Step, Strategy, mesh_of, resolve_graph
-from autoshard.sharding.legality import axis_sizes, choice_keys
+from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.sharding import (
+    RESIDUAL,
+    Layout,
+    ResolvedOp,
+    Step,
+    Strategy,
+    mesh_of,
+    paddings,
+    resolve_graph,
+    strategy_reasons,
+)
+from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys
+from autoshard.sharding.rules.experts import is_stacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +62,31 @@ class Reading:
         return () if item.option is None else self.live(item.option.internal)
 
 
-def unknown_choices(graph: OpGraph, strategy: Strategy, known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Choices of the whole model (``model/...``), the residual's apart, that an exporter was not told about."""
+def unknown_choices(
+    graph: OpGraph, strategy: Strategy, known: tuple[str, ...] = (), padded: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Choices of the whole model (``model/...``), the residual's apart, that an exporter was not told about.
+
+    So are dims that a strategy fills up, but for those in ``padded``, which the target fills up itself.
+    """
     ops = {f"{b.name}/{op.name}" for b, op in graph.all_ops()}
+    filled = {} if strategy_reasons(graph, strategy) else paddings(graph, strategy)
+    odd = [(key, d) for key, dims in filled.items() for d in dims if d.dim not in padded]
+    own = [
+        f"experts of {op.fqn} are run by the model's own code, and split"
+        for block, op in graph.all_ops()
+        if isinstance(op, ExpertsLinear)
+        and not is_stacked(op)
+        and (strategy.degrees.ep > 1 or strategy.choice(choice_key(graph, block, op)) is not None)
+    ]
+    return (
+        *own[:1],
+        *(f"{key} fills up {d.dim} {d.size} to {d.to} over {d.axis}; it splits what divides" for key, d in odd[:1]),
+        *_unknown(strategy, ops, known),
+    )
+
+
+def _unknown(strategy: Strategy, ops: set[str], known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(
         f"{key}={choice} has no equivalent"
         for key, choice in strategy.choices

@@ -30,11 +30,14 @@ class Block:
 
     ``instances`` are the module prefixes of its repeats in model order (``model.layers.0``, ...); a prologue or
     epilogue has the single instance ``""``. ``ops`` are in execution order and carry the names of the first instance.
+    ``returns_more`` says that an instance returns more than the residual stream (the chosen keys of a sparse attention,
+    which the next layers use too).
     """
 
     name: str
     ops: tuple[FusedOp, ...]
     instances: tuple[str, ...]
+    returns_more: bool = False
 
     def __post_init__(self) -> None:
         names = [op.name for op in self.ops]
@@ -165,6 +168,12 @@ class OpGraph:
         """Identity of the structure: op kinds, dims, edges and parameter names and shapes; not the model's name."""
         data = asdict(self)
         data.pop("model_name")
+        for block in (data["prologue"], *data["blocks"], data["epilogue"]):
+            if not block["returns_more"]:  # what only some models have is not part of the others' identity
+                del block["returns_more"]
+            for op in block["ops"]:
+                if op.get("form") == "routed":
+                    del op["form"]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

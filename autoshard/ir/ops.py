@@ -152,6 +152,15 @@ class ExpertsLinear(Op):
     activation; its output is the weighted sum over a token's experts). ``packed`` = 2 when gate and up share the
     tensor: side by side, or alternating if ``interleaved``. ``blocks`` are the (out, in) elements that share a scale in
     a quantised checkpoint: a shard holds whole blocks.
+
+    ``form`` says how the model's code runs its experts:
+
+    ========== ========================================================================================================
+    routed     one tensor of all experts, in a module that is told which experts every token goes to
+    listed     modules of their own, in a list, called one by one by the module around them
+    batched    one tensor, multiplied with a batch of rows for every expert, over which the module around it sums
+    inside     anything else: slices that a loop takes, products over all experts written out
+    ========== ========================================================================================================
     """
 
     kind: Literal["experts"] = "experts"
@@ -164,6 +173,7 @@ class ExpertsLinear(Op):
     interleaved: bool = False
     transposed: bool = False
     blocks: tuple[int, int] = (1, 1)
+    form: Literal["routed", "listed", "batched", "inside"] = "routed"
 
     def flops(self, tokens: float, context: float = 0.0) -> float:  # noqa: ARG002
         """``2 t k i o``."""

@@ -1,6 +1,15 @@
 """Plans as data: the schema of the file, what is derived from a strategy, reading and writing."""
 
-from autoshard.plan.derive import mesh_layout, planned_handovers, planned_ops, planned_parameters, stages, step_tokens
+from autoshard.plan.derive import (
+    mesh_layout,
+    planned_handovers,
+    planned_holders,
+    planned_ops,
+    planned_padding,
+    planned_parameters,
+    stages,
+    step_tokens,
+)
 from autoshard.plan.file import check_derived, load, save, to_json
 from autoshard.plan.schema import (
     SCHEMA,
@@ -36,7 +45,9 @@ __all__ = [
     "load",
     "mesh_layout",
     "planned_handovers",
+    "planned_holders",
     "planned_ops",
+    "planned_padding",
     "planned_parameters",
     "save",
     "stages",

@@ -1,7 +1,14 @@
 """What of a plan follows from graph and strategy alone: mesh, placements, layouts, collectives, stages."""
 
 from autoshard.ir import OpGraph
-from autoshard.plan.schema import MeshLayout, PlannedCollective, PlannedHandover, PlannedOp, PlannedParameter
+from autoshard.plan.schema import (
+    MeshLayout,
+    PlannedCollective,
+    PlannedHandover,
+    PlannedOp,
+    PlannedPadding,
+    PlannedParameter,
+)
 from autoshard.sharding import (
     Placement,
     Strategy,
@@ -9,6 +16,7 @@ from autoshard.sharding import (
     handovers,
     layers_per_stage,
     mesh_of,
+    paddings,
     place_all,
     resolve_graph,
 )
@@ -70,6 +78,19 @@ def planned_ops(graph: OpGraph, strategy: Strategy, workload: Workload) -> dict[
             for item in resolved[block.name]
         )
         for block in graph.components()
+    }
+
+
+def planned_holders(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[str, int]]:
+    """Parameters that only ranks at one coordinate of an axis have; empty where every rank has a part of all."""
+    return {p.fqn: p.held_by for p in place_all(graph, strategy) if p.held_by is not None}
+
+
+def planned_padding(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[PlannedPadding, ...]]:
+    """What every op fills up, by ``<block>/<op>``; empty where everything divides."""
+    return {
+        key: tuple(PlannedPadding.model_validate(d.to_dict()) for d in dims)
+        for key, dims in paddings(graph, strategy).items()
     }
 
 

@@ -82,6 +82,10 @@ def check_derived(plan: PlanData, name: str) -> None:
                 f"plan {name}: placement of {fqn} is {_show(plan.parameters.get(fqn))},"
                 f" its strategy gives {_show(expected.get(fqn))}"
             )
+    if plan.held_by != derive.planned_holders(plan.graph, plan.strategy):
+        raise PlanMismatchError(f"plan {name}: which ranks hold which experts is not what its strategy gives")
+    if plan.padding != derive.planned_padding(plan.graph, plan.strategy):
+        raise PlanMismatchError(f"plan {name}: what it fills up is not what its strategy gives")
     if plan.mesh != derive.mesh_layout(plan.graph, plan.strategy):
         raise PlanMismatchError(f"plan {name}: its mesh is not that of its degrees")
     if plan.stages != derive.stages(plan.graph, plan.strategy):

@@ -103,6 +103,17 @@ class PlannedOp(_Part):
     collectives: tuple[PlannedCollective, ...]
 
 
+class PlannedPadding(_Part):
+    """A dim that is filled up with zeros, so that the ranks of ``axis`` have as many elements each."""
+
+    dim: str
+    from_: Annotated[int, Field(ge=1, alias="from")]
+    to: Annotated[int, Field(ge=1)]
+    axis: str
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
 class MemoryBytes(_Part):
     """Predicted bytes of the fullest rank."""
 
@@ -168,7 +179,11 @@ class Alternative(_Part):
 
 
 class PlanData(_Part):
-    """A whole plan file."""
+    """A whole plan file.
+
+    ``held_by`` names, for parameters that not every rank has a part of (experts that are modules of their own), the
+    mesh axis and the coordinate of the ranks that have it.
+    """
 
     schema_: Literal["autoshard.plan/1"] = Field(default="autoshard.plan/1", alias="schema")
     versions: dict[str, str]
@@ -181,6 +196,8 @@ class PlanData(_Part):
     handovers: tuple[PlannedHandover, ...]
     ops: dict[str, tuple[PlannedOp, ...]]
     parameters: dict[str, PlannedParameter]
+    padding: dict[str, tuple[PlannedPadding, ...]] = {}
+    held_by: dict[str, tuple[str, Count]] = {}
     predicted: Predicted
     binding: tuple[str, ...]
     search: SearchRecord

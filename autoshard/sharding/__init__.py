@@ -11,7 +11,7 @@ from autoshard.sharding.flow import ResolvedOp
 from autoshard.sharding.layout import Layout, Step
 from autoshard.sharding.legality import Reason, degree_reasons, mesh_of, strategy_reasons
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.placements import ParamPlacement, Placement, place_all
+from autoshard.sharding.placements import PaddedDim, ParamPlacement, Placement, paddings, place_all
 from autoshard.sharding.stages import (
     Stage,
     handovers,
@@ -32,6 +32,7 @@ __all__ = [
     "Degrees",
     "Layout",
     "Option",
+    "PaddedDim",
     "ParamPlacement",
     "Placement",
     "Reason",
@@ -46,6 +47,7 @@ __all__ = [
     "layers_per_stage",
     "mesh_of",
     "num_microbatches",
+    "paddings",
     "partition",
     "place_all",
     "resolve_graph",

@@ -41,7 +41,7 @@ def step_bytes(
     """
     if rows is None:
         rows = step_rows(step, sizes, tokens=tokens, top_k=top_k)
-    total = rows * step.row_bytes(activation_bytes)
+    total: float = rows * step.row_bytes(activation_bytes, sizes)
     for axis in step.split:
         total /= sizes[axis]
     return round(total)

@@ -18,6 +18,8 @@ def pipeline_obstacle(graph: OpGraph) -> str | None:
                 if any(_inside(layer, owner) for layer in layers):
                     return f"{param.fqn} belongs to a module that the layers are in, and every stage would hold it"
     for block in graph.blocks:
+        if block.returns_more:
+            return f"layers of kind {block.name} return more than the residual stream, and only that is handed over"
         for fqn, what in _layer_parameters(block):
             if not _inside(fqn, block.instances[0]):
                 return f"layers of kind {block.name} share {what}"

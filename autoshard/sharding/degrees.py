@@ -102,7 +102,7 @@ class StageMesh:
 
 def kv_split(tp: int, kv_heads: int) -> int:
     """Ranks of tp that hold different key/value heads: tp itself, or kv_heads when there are fewer."""
-    return tp if kv_heads % tp == 0 else kv_heads
+    return min(tp, kv_heads)
 
 
 def stage_mesh(dp: int, tp: int, ep: int, kv: int) -> StageMesh:

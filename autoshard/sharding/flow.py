@@ -6,7 +6,7 @@ makes (the residual, the attention core's and the activation's output) are moved
 two readers share is paid once, and a sharded output always pays for what its reader needs -- residual additions
 included.
 
-Experts that are not stacked run whole, each rank on its own tokens: nothing is brought to them.
+Experts that the model's own code runs get no tokens from elsewhere: nothing is brought to them, shares are only summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,11 @@ from autoshard.ir import (
     OpGraph,
 )
 from autoshard.sharding.layout import TP, Layout, R, Step, T, redistribute
-from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
+from autoshard.sharding.moe import StagePattern, combine, combine_own, dispatch, dispatch_need
 from autoshard.sharding.option import Option
+from autoshard.sharding.padding import PLAIN
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
+from autoshard.sharding.space import consumers, output_grain, tensor_axes, tensor_rows, tensor_width
 
 _INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
 """Ops without a module of their own: no step can be put around them."""
@@ -65,19 +66,22 @@ def tensor_moves(
     ``readers`` are (op, input position, needed layout); ``final`` is the layout wanted where the tensor leaves the
     block, None if it does not.
     """
-    if isinstance(producer, ExpertsLinear) and producer.stage == "down" and is_stacked(producer):
+    if isinstance(producer, ExpertsLinear) and producer.stage == "down":
         wanted = final if final is not None else readers[0][2]
-        steps = combine(raw, wanted, pattern, hidden=producer.out_dim.size)
+        sum_up = combine if is_stacked(producer) else combine_own
+        steps = sum_up(raw, wanted, pattern, hidden=producer.out_dim.size)
         return Moves(delivered=wanted, exit=steps, entry=tuple(() for _ in readers))
     if producer is None:
-        axes, rows, width, packed = TP, "local", _residual_width(block), 1
+        axes, rows, width, packed, grain = TP, "local", _residual_width(block), 1, PLAIN
     else:
         axes, rows, width = tensor_axes(block, producer), tensor_rows(producer), tensor_width(producer)
         rows = "arrived" if rows == "pairs" and pattern.exchange else rows
-        packed = 1 if getattr(producer, "interleaved", False) else getattr(producer, "packed", 1)
+        packed, grain = getattr(producer, "packed", 1), output_grain(block, producer) or PLAIN
+        if getattr(producer, "interleaved", False):
+            packed, grain = 1, (1, packed)
 
     def bridge(src: Layout, dst: Layout) -> tuple[Step, ...]:
-        steps = redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed)  # type: ignore[arg-type]
+        steps = redistribute(src, dst, axes=axes, rows=rows, width=width, packed=packed, grain=grain)  # type: ignore[arg-type]
         parts = getattr(producer, "parts", ())
         return tuple(replace(step, parts=parts) for step in steps) if parts else steps
 

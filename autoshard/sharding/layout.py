@@ -8,9 +8,11 @@ the simulator, written into a plan, and executed by the ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
+
+from autoshard.sharding.padding import PLAIN, Grain, padded_width
 
 Axis = Literal["dp", "tp", "ep", "etp", "tp_ep", "tp_etp", "dp_ep", "dp_etp", "tp_kv", "tp_rep"]
 """A named direction of the mesh of one pipeline stage; ``tp_ep`` is the part of tp that is also in ep, and so on."""
@@ -55,7 +57,8 @@ class Step:
     ``statistics`` elements (float32, or float64 when activations are) and ``indices`` int32 elements, divided by the
     sizes of ``split``. ``dim`` is the dim gathered, scattered or sliced: tokens that do not divide are padded.
     ``packed`` parts of the feature dim are handled side by side (gate|up), or the unequal ``parts`` of these widths
-    (q|k|v with fewer kv heads).
+    (q|k|v with fewer kv heads). A feature dim that does not divide is filled up in pieces of ``grain``; what is
+    gathered or scattered is counted filled up, and cut to its width where it is whole again.
 
     An ``all_to_all`` has as many parts as the axis has ranks, of unequal sizes. Its payload is what does not depend on
     the data: what a rank sends on the way to the experts (``sent``), what it gets on the way back (``arrived``).
@@ -71,11 +74,23 @@ class Step:
     indices: int = 0
     packed: int = 1
     parts: tuple[int, ...] = ()
+    grain: Grain = PLAIN
 
-    def row_bytes(self, activation_bytes: float) -> float:
-        """Bytes of one row of the undivided payload."""
+    def row_bytes(self, activation_bytes: float, sizes: Mapping[str, Any] | None = None) -> Any:
+        """Bytes of one row of the undivided payload, at axis ``sizes`` (whole numbers or arrays) if widths are uneven.
+
+        Counts are one for every expert, those that only fill up a rank's share included.
+        """
         statistic_bytes = max(4.0, activation_bytes)
-        return self.width * activation_bytes + self.statistics * statistic_bytes + self.indices * INDEX_BYTES
+        width: Any = self.width
+        indices: Any = self.indices
+        if sizes is not None:
+            gathered = self.dim == "feature" and self.kind in ("all_gather", "reduce_scatter")
+            for axis in (*((self.axis,) if gathered else ()), *(a for a in self.split if a != "ep")):
+                width = padded_width(width, sizes[axis], packed=self.packed, grain=self.grain)
+            if self.rows == "counts":
+                indices = padded_width(indices, sizes[self.axis])
+        return width * activation_bytes + self.statistics * statistic_bytes + indices * INDEX_BYTES
 
 
 def own_tokens(tokens: Any, sizes: Mapping[str, Any]) -> Any:
@@ -129,7 +144,7 @@ ETP = TensorAxes(shard="etp", full="etp")
 
 
 def redistribute(
-    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int = 1
+    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int = 1, grain: Grain = PLAIN
 ) -> tuple[Step, ...]:
     """Steps that bring a (rows, width) tensor from ``src`` to ``dst`` over its axes.
 
@@ -151,26 +166,26 @@ def redistribute(
     if dst is P:
         raise AssertionError(f"cannot go from {src} to partial")
     if T in (src, dst):
-        return _redistribute_tokens(src, dst, axes=axes, rows=rows, width=width, packed=packed)
+        return _redistribute_tokens(src, dst, axes=axes, rows=rows, width=width, packed=packed, grain=grain)
     if src is P and dst is R:
         return (Step(kind="all_reduce", axis=axes.full, rows=rows, width=width, packed=packed),)
     if src is P:
-        scatter = Step(kind="reduce_scatter", axis=axes.shard, rows=rows, width=width, packed=packed)
+        scatter = Step(kind="reduce_scatter", axis=axes.shard, rows=rows, width=width, packed=packed, grain=grain)
         if axes.rest is None:
             return (scatter,)
-        tail = Step(kind="all_reduce", axis=axes.rest, rows=rows, width=width, split=(axes.shard,), packed=packed)
+        tail = replace(scatter, kind="all_reduce", axis=axes.rest, split=(axes.shard,))
         return (scatter, tail)
     kind: StepKind = "all_gather" if src is S else "slice"
-    return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed),)
+    return (Step(kind=kind, axis=axes.shard, rows=rows, width=width, packed=packed, grain=grain),)
 
 
 def _redistribute_tokens(
-    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int
+    src: Layout, dst: Layout, *, axes: TensorAxes, rows: Rows, width: int, packed: int, grain: Grain
 ) -> tuple[Step, ...]:
     """Steps from or to split tokens."""
     kind: StepKind = "all_gather" if src is T else ("reduce_scatter" if src is P else "slice")
     step = Step(kind=kind, axis=axes.full, rows=rows, width=width, dim="token")
-    whole = {"axes": axes, "rows": rows, "width": width, "packed": packed}
+    whole = {"axes": axes, "rows": rows, "width": width, "packed": packed, "grain": grain}
     if src is T:
         return (step, *redistribute(R, dst, **whole))  # type: ignore[arg-type]
     return (step,) if src is P else (*redistribute(src, R, **whole), step)  # type: ignore[arg-type]

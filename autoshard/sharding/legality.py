@@ -10,8 +10,18 @@ from autoshard.sharding.degrees import Degrees, StageMesh, kv_split, partition, 
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.moe import can_exchange, exchange_illegal
 from autoshard.sharding.option import Choice, Option
+from autoshard.sharding.padding import fits
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import free_ops, option_axis, options, sharded_residual_reason, split_tokens_reason
+from autoshard.sharding.space import (
+    free_ops,
+    heads_are_padded,
+    leader_of,
+    option_axis,
+    options,
+    own_experts_reason,
+    sharded_residual_reason,
+    split_tokens_reason,
+)
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
 
 
@@ -33,6 +43,17 @@ def attention_heads(graph: OpGraph) -> tuple[tuple[int, int], ...]:
 
 
 @once_per_graph
+def heads_that_are_padded(graph: OpGraph) -> tuple[tuple[int, int], ...]:
+    """Those of `attention_heads` that may be filled up in every core that has them."""
+    found: dict[tuple[int, int], bool] = {}
+    for block, op in graph.all_ops():
+        if isinstance(op, Attention | LatentAttention):
+            key = (op.heads.size, (op.kv_heads if isinstance(op, Attention) else op.heads).size)
+            found[key] = found.get(key, True) and heads_are_padded(block, op)
+    return tuple(key for key, padded in found.items() if padded)
+
+
+@once_per_graph
 def expert_counts(graph: OpGraph) -> tuple[int, ...]:
     """Distinct numbers of routed experts; empty for a dense model."""
     return tuple(sorted({op.experts.size for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)}))
@@ -48,12 +69,6 @@ def mesh_of(graph: OpGraph, degrees: Degrees) -> StageMesh:
     return stage_mesh(degrees.dp, degrees.tp, degrees.ep, kv_split_of(graph, degrees.tp))
 
 
-@once_per_graph
-def _experts_apart(graph: OpGraph) -> str | None:
-    """The first routed experts that are not one tensor."""
-    return next((op.fqn for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)), None)
-
-
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
@@ -63,14 +78,17 @@ def _nearest(degree: int, allowed: list[int]) -> int:
     return min(allowed, key=lambda d: (abs(d - degree), d))
 
 
-def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tuple[Reason, ...]:
+def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int, uneven: bool = False) -> tuple[Reason, ...]:
     """Every rule that these degrees break; empty when they are legal.
 
-    Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them), experts divide by ep, a
-    stage has at least one layer, and dp, ep and the kv split must nest.
+    Heads and kv heads must spread evenly (kv heads may be copied: tp a multiple of them) unless they may be filled up
+    (``uneven``), every ep rank has an expert, a stage has at least one layer, and dp, ep and the kv split must nest.
     """
     found = []
+    padded = heads_that_are_padded(graph) if uneven else ()
     for heads, kv in attention_heads(graph):
+        if (heads, kv) in padded and fits(heads, tp, grain=(heads // kv, 1)):
+            continue
         if heads % tp:
             best = _nearest(tp, _divisors(heads))
             found.append(
@@ -90,24 +108,13 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
                 )
             )
     for experts in expert_counts(graph):
-        if experts % ep:
+        if experts % ep and not fits(experts, ep):
             best = _nearest(ep, _divisors(experts))
-            found.append(
-                Reason(
-                    rule="experts % ep",
-                    values=(("experts", experts), ("ep", ep)),
-                    message=f"ep={ep} does not divide {experts} experts; nearest ep that does: {best}",
-                )
+            message = (
+                f"ep={ep} leaves some ranks without any of {experts} experts; nearest ep that divides them: {best}"
             )
-    loose = _experts_apart(graph) if ep > 1 else None
-    if loose is not None:
-        found.append(
-            Reason(
-                rule="stacked experts",
-                values=(("ep", ep),),
-                message=f"ep={ep}, but the experts of {loose} are not one tensor; only ep=1 works",
-            )
-        )
+            found.append(Reason(rule="experts vs ep", values=(("experts", experts), ("ep", ep)), message=message))
+    found += _own_experts_reasons(graph, dp=dp, ep=ep)
     if not expert_counts(graph) and ep != dp:
         found.append(
             Reason(
@@ -135,8 +142,34 @@ def degree_reasons(graph: OpGraph, *, pp: int, dp: int, tp: int, ep: int) -> tup
     return tuple(found)
 
 
-def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp) -> str | None:
-    """Why an option is not offered at axis ``sizes``; None if it is.
+def _own_experts_reasons(graph: OpGraph, *, dp: int, ep: int) -> list[Reason]:
+    """Rules of experts that the model's own code runs, where ep > 1."""
+    values = (("dp", dp), ("ep", ep))
+    for fqn, experts, why in _own_experts(graph) if ep > 1 else ():
+        message: str | None = None
+        if why is not None:
+            message = f"ep={ep}, but experts of {fqn} cannot be told apart: {why}; only ep=1 works"
+        elif dp > 1:
+            message = f"ep={ep} with dp={dp}: the code that runs experts of {fqn} has its own tokens only; use dp=1"
+        elif experts % ep:
+            best = _nearest(ep, _divisors(experts))
+            message = f"ep={ep} does not divide {experts} experts of {fqn}; nearest ep that does: {best}"
+        if message is not None:
+            return [Reason(rule="own experts", values=values, message=message)]
+    return []
+
+
+@once_per_graph
+def _own_experts(graph: OpGraph) -> tuple[tuple[str, int, str | None], ...]:
+    """Experts that the model's own code runs: their module, how many there are, and why ranks cannot have some each."""
+    own = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    return tuple((op.fqn, op.experts.size, own_experts_reason(b, op)) for b, op in own)
+
+
+def option_illegal(
+    option: Option, sizes: Mapping[str, int], residual: Layout, op: FusedOp, *, uneven: bool = False
+) -> str | None:
+    """Why an option is not offered at axis ``sizes``; None if it is. ``uneven`` allows what is filled up if asked.
 
     An op that follows another has its choice, also where its own axis has one rank: the k norm of a core with one kv
     head, which every rank has, goes with query heads split over tp.
@@ -144,9 +177,9 @@ def option_illegal(option: Option, sizes: Mapping[str, int], residual: Layout, o
     axis = option_axis(option)
     if axis is not None and sizes[axis] == 1 and op.follows is None:
         return f"same as replicated at {axis}=1"
-    for size, over, what in option.divides:
-        if size % sizes[over]:
-            return f"{what} {size} does not divide by {over}={sizes[over]}"
+    why = option.undivided(sizes, uneven=uneven)
+    if why is not None:
+        return why
     needed = residual_needed(op, option)
     if needed is not None and needed is not residual:
         return f"the residual is {_RESIDUAL_WORDS[residual]}"
@@ -175,6 +208,9 @@ def choice_key(graph: OpGraph, block: Block, op: FusedOp) -> str:
     """
     if op.follows is not None:
         return f"{block.name}/{op.follows}"
+    leader = leader_of(block, op)
+    if leader is not None:
+        return f"{block.name}/{leader.name}"
     shared = {p.shared_with for p in op.params if p.shared_with is not None}
     for other, owner in graph.all_ops() if shared else ():
         if any(p.fqn in shared and p.shared_with is None for p in owner.params):
@@ -218,7 +254,7 @@ def _partition_reasons(graph: OpGraph, strategy: Strategy) -> list[Reason]:
 def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     """Every rule a strategy breaks: degrees first, then each choice that is not offered at these degrees."""
     d = strategy.degrees
-    found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep))
+    found = list(degree_reasons(graph, pp=d.pp, dp=d.dp, tp=d.tp, ep=d.ep, uneven=strategy.uneven))
     if found:
         return tuple(found)
     if strategy.stages:
@@ -231,7 +267,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
     for block in graph.components():
         for name, option in chosen_options(graph, block, strategy).items():
             op = block.op(name)
-            why = option_illegal(option, sizes, strategy.residual, op)
+            why = option_illegal(option, sizes, strategy.residual, op, uneven=strategy.uneven)
             wanted: Choice = strategy.choice(choice_key(graph, block, op))
             if why is None and option.choice != wanted:
                 why = "the op has no such choice"

@@ -125,6 +125,19 @@ def combine(raw: Layout, want: Layout, pattern: StagePattern, *, hidden: int) ->
     )
 
 
+def combine_own(raw: Layout, want: Layout, pattern: StagePattern, *, hidden: int) -> tuple[Step, ...]:
+    """`combine` of experts that the model's own code runs: tokens have stayed, so that only shares are summed.
+
+    ``raw`` is over etp; over ep they are shares too. Where dp > 1 all experts are on every rank.
+    """
+    if pattern.same or not pattern.dp_in_ep:
+        return redistribute(raw, want, axes=TP, rows="local", width=hidden)
+    if raw is P or pattern.whole_experts:
+        return redistribute(P, want, axes=TP, rows="local", width=hidden)
+    total = Step(kind="all_reduce", axis="tp_ep", rows="local", width=hidden)
+    return (total, *redistribute(R, want, axes=TP, rows="local", width=hidden))
+
+
 def _return(raw: Layout, pattern: StagePattern, *, hidden: int) -> tuple[Step, ...]:
     """Steps from the results of exchanged rows to a dp rank's tokens, replicated over tp.
 

@@ -73,7 +73,13 @@ def _is_expanded(block: Block, norm: Norm) -> bool:
 
 
 def pattern_strategy(
-    graph: OpGraph, degrees: Degrees, pattern: str, *, residual: Choice = None, dispatch: Choice = None
+    graph: OpGraph,
+    degrees: Degrees,
+    pattern: str,
+    *,
+    residual: Choice = None,
+    dispatch: Choice = None,
+    uneven: bool = False,
 ) -> Strategy:
     """The strategy of a named pattern at given degrees. Raises KeyError for an unknown pattern."""
     roles = PATTERNS[pattern]
@@ -88,6 +94,8 @@ def pattern_strategy(
         for op in free_ops(block):
             role = role_of(block, op)
             wanted = residual if role == "norm" else roles.get(role)
-            legal = {o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None}
+            legal = {
+                o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op, uneven=uneven) is None
+            }
             chosen.setdefault(choice_key(graph, block, op), wanted if wanted in legal else None)
-    return Strategy(degrees=degrees, choices=tuple(chosen.items()))
+    return Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=uneven)

@@ -5,6 +5,7 @@ one: over an axis of size one only "replicated" is left (the residual and norms 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autoshard.ir import (
     BLOCK_INPUT,
@@ -28,7 +29,19 @@ from autoshard.ir import (
 )
 from autoshard.sharding.layout import ETP, KV, TP, Axis, Rows, TensorAxes
 from autoshard.sharding.option import Choice, Option
-from autoshard.sharding.rules import attention, embedding, experts, latent, linear, mixer, norm, pointwise, router
+from autoshard.sharding.padding import PLAIN, Grain
+from autoshard.sharding.rules import (
+    attention,
+    embedding,
+    experts,
+    latent,
+    linear,
+    mixer,
+    norm,
+    own_experts,
+    pointwise,
+    router,
+)
 
 
 def consumers(block: Block, name: str) -> list[tuple[FusedOp, int]]:
@@ -79,27 +92,30 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
         case Embedding():
             return embedding.options(op, axes)
         case Norm():
-            return norm.options(op, axes)
+            return norm.options(op, axes, out_of=output_grain(block, op))
         case Linear() if op.follows is None and not is_module(block, op):
             return linear.options(op, axes)[-1:]
         case Linear():
-            return linear.options(op, axes)
+            return linear.options(op, axes, into=input_grain(block, op), out_of=output_grain(block, op))
         case Attention():
-            return attention.options(op, axes, separate=_has_own_projections(block, op))
+            return attention.options(
+                op, axes, separate=_has_own_projections(block, op), padded=heads_are_padded(block, op)
+            )
         case LatentAttention():
-            return latent.options(op, axes)
+            return latent.options(op, axes, padded=heads_are_padded(block, op))
         case Mixer() | Combine() | Indexer():
             return mixer.options(op, axes)
         case Router():
             return router.options(op, axes)
         case ExpertsLinear():
-            return experts.options(op, axes)
-        case Activation() if any(
-            isinstance(o, ExpertsLinear) and not experts.is_stacked(o) for o in _makers(block, op)
-        ):
-            return pointwise.options(op, axes)[-1:]  # inside a module that has all of its experts whole
+            if experts.is_stacked(op):
+                return experts.options(op, axes)
+            return own_experts.options(
+                op if own_experts_reason(block, op) is None else replace(op, form="inside"), axes
+            )
         case Activation() | Opaque():
-            return pointwise.options(op, axes)
+            made = next((o for o in block.ops if o.name in op.inputs), None)
+            return pointwise.options(op, axes, unpadded=isinstance(made, ExpertsLinear) and made.blocks != (1, 1))
         case Add():
             return ()
 
@@ -124,10 +140,39 @@ def option_axis(option: Option) -> Axis | None:
     return next(s.axis for shards in option.params for s in shards)
 
 
+def leader_of(block: Block, op: FusedOp) -> ExpertsLinear | None:
+    """The op whose choice those of experts have that the model's own code runs: the first matrix; None for others."""
+    if not (isinstance(op, ExpertsLinear) or (isinstance(op, Activation) and op.routed)):
+        return None
+    first = next((o for o in block.ops if isinstance(o, ExpertsLinear)), None)
+    return None if first is None or experts.is_stacked(first) else first
+
+
+def own_experts_reason(block: Block, op: ExpertsLinear) -> str | None:
+    """Why experts that the model's own code runs are whole on every rank; None if ranks can have some each.
+
+    What the module around them returns must be what they give: its sum over ranks is taken where it ends. Batched
+    experts are summed where their own module ends.
+    """
+    if op.form == "inside":
+        return "they are written out in a module that is not told which experts a token goes to"
+    if op.form == "batched":
+        return None
+    around = own_experts.module_around(op)
+    if around == block.instances[0] or not around.startswith(block.instances[0] + "."):
+        return "they have no module of their own around them"
+    for other in block.ops:
+        experts_too = isinstance(other, ExpertsLinear | Router) or (isinstance(other, Activation) and other.routed)
+        if not experts_too and any(p.fqn.startswith(around + ".") for p in other.params):
+            return f"{other.name} is in the module that calls them"
+    return None
+
+
 def free_ops(block: Block) -> Sequence[FusedOp]:
     """Ops with a choice of their own: not adds, not followers of another op, not what only runs replicated."""
     fixed = (Add, Opaque, Combine, Indexer)
     own = [op for op in block.ops if op.follows is None and not isinstance(op, fixed)]
+    own = [op for op in own if leader_of(block, op) in (None, op)]
     return [op for op in own if not isinstance(op, Mixer) or not (op.split is None or op.unsplit)]
 
 
@@ -138,6 +183,66 @@ def _has_own_projections(block: Block, op: Attention) -> bool:
     made = {o.name: o for o in block.ops}
     own = [made[name] for name in op.inputs if name in made and not isinstance(made[name], Indexer)]
     return len({o.name for o in own}) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
+
+
+def heads_are_padded(block: Block, op: FusedOp) -> bool:
+    """Whether the heads of an attention core may be filled up: matrices make q, k and v by heads, and one reads it.
+
+    Norms of single heads may stand in between; a norm of all heads together would count those that are zero.
+    """
+    if isinstance(op, Attention):
+        made = {o.name: o for o in block.ops}
+        widths = (op.heads.size * op.qk_dim, op.kv_heads.size * op.qk_dim, op.kv_heads.size * op.v_dim)
+        if not _has_own_projections(block, op) or op.pooled is not None or op.selected is not None:
+            return False
+        for name, width in zip(op.inputs, widths, strict=False):
+            while isinstance(made[name], Norm):
+                if made[name].group == made[name].width.size or tensor_width(made[name]) != width:  # type: ignore[union-attr]
+                    return False
+                name = made[name].inputs[0]
+            own = made[name]
+            if not isinstance(own, Linear) or own.packed > 1 or own.parts or own.out_dim.size != width:
+                return False
+    elif not isinstance(op, LatentAttention):
+        return False
+    readers = [reader for reader, _ in consumers(block, op.name)]
+    return len(readers) == 1 and isinstance(readers[0], Linear) and readers[0].in_dim.size == tensor_width(op)
+
+
+def core_grain(op: FusedOp, width: int) -> Grain:
+    """Pieces of a tensor of ``width`` that has a part for every head of a core: query heads of a kv head, elements."""
+    assert isinstance(op, Attention | LatentAttention)
+    group = op.heads.size // op.kv_heads.size if isinstance(op, Attention) else 1
+    return group, width // op.heads.size
+
+
+def input_grain(block: Block, op: Linear) -> Grain | None:
+    """Pieces in which the columns of a matrix are filled up; None if they cannot be."""
+    made = next((o for o in block.ops if o.name == op.inputs[0]), None)
+    if isinstance(made, Attention | LatentAttention):
+        return core_grain(made, op.in_dim.size) if heads_are_padded(block, made) else None
+    return None if isinstance(made, Mixer | Combine | Opaque | Indexer) else PLAIN
+
+
+def output_grain(block: Block, op: FusedOp) -> Grain | None:
+    """Pieces in which the rows of a matrix, or what a core or norm makes, are filled up; None if they cannot be."""
+    if isinstance(op, Attention | LatentAttention):
+        return core_grain(op, tensor_width(op)) if heads_are_padded(block, op) else None
+    found: Grain | None = PLAIN
+    for reader, position in consumers(block, op.name):
+        if isinstance(reader, Attention | LatentAttention):
+            if not heads_are_padded(block, reader):
+                return None
+            width = tensor_width(op)
+            if isinstance(reader, Attention) and position > 0:
+                found = (1, width // reader.kv_heads.size)
+            elif not isinstance(reader, LatentAttention) or position < 2:
+                found = core_grain(reader, width)
+        elif isinstance(reader, Norm) and reader.follows is not None:
+            found = output_grain(block, reader)
+        elif isinstance(reader, Mixer | Combine | Opaque | Indexer) or (isinstance(op, Linear) and op.follows):
+            return None
+    return found
 
 
 _NO_MODULE = "another module computes with its weight, and more besides"
@@ -151,7 +256,7 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
             why = op.unsplit or "its q, k and v do not come from projections in a module that was looked at"
             found: tuple[tuple[Choice, str], ...] = ((0, why),)
         case ExpertsLinear():
-            why = "its experts are not one tensor, or its module takes them one by one"
+            why = own_experts_reason(block, op) or "the model's own code has one matrix follow the other"
             found = ((0, why), (1, why))
         case Linear() if op.follows is None and not is_module(block, op):
             found = ((0, _NO_MODULE), (1, _NO_MODULE))
@@ -178,6 +283,10 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
         loose = loose or (isinstance(op, Linear) and op.follows is None and not is_module(block, op))
         if added and (loose or (isinstance(op, Combine | Mixer | Opaque) and op.follows is None)):
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
+        if isinstance(op, ExpertsLinear) and op.stage == "down" and not experts.is_stacked(op):
+            why = own_experts_reason(block, op)
+            if why is not None:
+                return f"{block.name}/{op.name} is added to it, whole: {why}"
     return None
 
 

@@ -23,12 +23,13 @@ class Strategy:
 
     ``choices`` has a pair ``("<block>/<op>", choice)`` for every op that has a choice of its own, plus `RESIDUAL`
     and, where experts can be split, `DISPATCH`. ``stages`` are the layers of every pipeline stage; empty for the even
-    partition.
+    partition. ``uneven`` allows heads and widths that do not divide, to be filled up with zeros.
     """
 
     degrees: Degrees
     choices: tuple[tuple[str, Choice], ...]
     stages: tuple[int, ...] = ()
+    uneven: bool = False
 
     def choice(self, key: str) -> Choice:
         """The choice under ``key``; replicated when the key is absent."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from autoshard.cost import choice_shares, imbalance
 from autoshard.ir import ExpertsLinear, OpGraph
 from autoshard.sharding.layout import Step, step_rows
+from autoshard.sharding.padding import padded_width
 from autoshard.simulator.points import Points
 
 FloatArray = NDArray[np.float64]
@@ -54,14 +55,21 @@ class Amounts:
         mean = group * op.top_k / points.ep
         shares = choice_shares(op.experts.size, op.top_k, skew)
         worst = imbalance(group, op.experts.size, op.top_k, points.ep, shares)
+        # Where experts do not divide, the fullest rank has more than its share of them.
+        filled = padded_width(op.experts.size, points.ep) / op.experts.size
         return Amounts(
-            tokens=tokens, sequences=sequences, group_tokens=group, pairs=mean * worst, top_k=op.top_k, skew=skew
+            tokens=tokens,
+            sequences=sequences,
+            group_tokens=group,
+            pairs=mean * worst * filled,
+            top_k=op.top_k,
+            skew=skew,
         )
 
     def step_bytes(self, step: Step, points: Points, activation_bytes: float) -> FloatArray:
         """Payload bytes of a step at every point."""
         rows: FloatArray = step_rows(step, points.sizes, tokens=self.tokens, top_k=self.top_k)
-        total = rows * step.row_bytes(activation_bytes)
+        total: FloatArray = rows * step.row_bytes(activation_bytes, points.sizes)
         for axis in step.split:
             total = total / points.sizes[axis]
         return total

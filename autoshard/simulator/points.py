@@ -79,12 +79,12 @@ def ranks_in_node(size: int, stride: int, num_devices: int, per_node: int) -> in
 
 
 def stage_groups(
-    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None
+    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None, *, uneven: bool = False
 ) -> tuple[list[StageGroup], list[Reason]]:
     """Every legal (pp, dp, tp, ep) of a model on a cluster under pinned degrees, and the rules that excluded others."""
     fixed = dict(fixed or {})
     n = cluster.num_devices
-    tp_ok = [t for t in divisors(n) if all(h % t == 0 for h, _ in attention_heads(graph))]
+    tp_ok = [t for t in divisors(n) if uneven or all(h % t == 0 for h, _ in attention_heads(graph))]
     tps = [fixed["tp"]] if "tp" in fixed else tp_ok
     dps = [fixed["dp"]] if "dp" in fixed else divisors(n)
     pps = [fixed["pp"]] if "pp" in fixed else [p for p in divisors(n) if p <= len(graph.layers)]
@@ -101,7 +101,7 @@ def stage_groups(
                 if "replicas" in fixed and fixed["replicas"] * pp * group > n:
                     continue
                 for ep in _expert_degrees(graph, fixed, dp, group):
-                    why = degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep)
+                    why = degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep, uneven=uneven)
                     if not why and dp % ep and ep % dp:
                         continue
                     if why:
@@ -199,7 +199,12 @@ _ARRAYS = ("pp", "dp", "tp", "ep", "etp", "sequences", "microbatches", "replicas
 
 
 def make_points(
-    graph: OpGraph, cluster: Cluster, fixed: Mapping[str, int] | None = None, concurrency: int | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    fixed: Mapping[str, int] | None = None,
+    concurrency: int | None = None,
+    *,
+    uneven: bool = False,
 ) -> Points:
     """All degree points of a model on a cluster under pinned degrees (keys of `PINNABLE`).
 
@@ -212,7 +217,7 @@ def make_points(
     _check_pins(fixed, cluster)
     if concurrency is not None and "batch" in fixed:
         raise InvalidInputError(f"batch={fixed['batch']} and concurrency={concurrency} both fix the requests in flight")
-    groups, reasons = stage_groups(graph, cluster, fixed)
+    groups, reasons = stage_groups(graph, cluster, fixed, uneven=uneven)
     if not groups:
         if reasons:
             raise InvalidInputError("; ".join(dict.fromkeys(r.message for r in reasons[:3])))

@@ -80,6 +80,7 @@ class Simulator:
         points: Points | None = None,
         formats: Formats = MODEL_FORMATS,
         stages: tuple[int, ...] = (),
+        uneven: bool = False,
     ) -> None:
         """Tables at all legal points, or at those given.
 
@@ -92,13 +93,14 @@ class Simulator:
             points: Degree points instead of all that are legal; ``fixed`` is then only for messages.
             formats: How the engine of a serving workload stores weights; in the workload's dtype by default.
             stages: Layers of each pipeline stage, of strategies with as many stages; otherwise layers are dealt evenly.
+            uneven: Whether heads and widths that do not divide may be filled up with zeros.
         """
         self.graph, self.cluster, self.workload = graph, cluster, workload
         self.fixed, self.pinned, self.stages = dict(fixed or {}), dict(pinned or {}), stages
-        self.formats = formats
+        self.formats, self.uneven = formats, uneven
         self.engine = serving_law(workload.engine or DEFAULT_ENGINE) if workload.phase == "serve" else None
         if points is None:
-            points = make_points(graph, cluster, self.fixed, workload.concurrency)
+            points = make_points(graph, cluster, self.fixed, workload.concurrency, uneven=uneven)
         self._set_points(points, priced=False)
         reachable = np.stack([v.legal.any(1) for v in self.variables], 1).all(1)
         if not reachable.any():
@@ -155,6 +157,7 @@ class Simulator:
             engine=self.engine,
             formats=self.formats,
             priced=priced,
+            uneven=self.uneven,
         )
 
     def _activations(self, points: Points) -> FloatArray:
@@ -261,7 +264,8 @@ class Simulator:
         """The strategy at a point with the given options."""
         chosen = tuple((v.key, v.choices[int(o)]) for v, o in zip(self.variables, dims, strict=True))
         degrees = self.points.degrees(point)
-        return Strategy(degrees=degrees, choices=chosen, stages=self.stages if len(self.stages) == degrees.pp else ())
+        stages = self.stages if len(self.stages) == degrees.pp else ()
+        return Strategy(degrees=degrees, choices=chosen, stages=stages, uneven=self.uneven)
 
     def minimum_bytes(self) -> FloatArray:
         """Least bytes of any legal strategy at every point ([points])."""

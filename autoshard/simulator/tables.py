@@ -52,9 +52,10 @@ class TableBuilder:
         lengths: Lengths,
         engine: ServingLaw | None = None,
         formats: Formats = MODEL_FORMATS,
+        uneven: bool = False,
     ) -> None:
         self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
-        self.lengths, self.engine = lengths, engine
+        self.lengths, self.engine, self.uneven = lengths, engine, uneven
         self.kernels = Kernels(
             device=cluster.device,
             dtype=workload.dtype,
@@ -105,10 +106,21 @@ class TableBuilder:
             axis = option_axis(option)
             if axis is not None:
                 legal[:, i] &= sizes[axis] > 1
-            for size, over, _ in option.divides:
-                legal[:, i] &= size % sizes[over] == 0
+            legal[:, i] &= self._divides(option)
         needs = tuple(residual_needed(op, o) for o in listed)
         return self._with_pin(key, tuple(o.choice for o in listed), legal, needs)
+
+    def _divides(self, option: Option) -> NDArray[np.bool_]:
+        """Where every width that an option splits divides, or may be filled up."""
+        overs = sorted({over for _, over, _ in option.divides})
+        if not overs:
+            return np.ones(len(self.points), dtype=bool)
+        columns = np.stack([self.points.sizes[over] for over in overs], 1)
+        each, index = np.unique(columns, axis=0, return_inverse=True)
+        fine = [
+            option.undivided(dict(zip(overs, map(int, row), strict=True)), uneven=self.uneven) is None for row in each
+        ]
+        return np.array(fine)[index.reshape(-1)]
 
     def _with_pin(
         self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[Layout | None, ...]
@@ -301,14 +313,17 @@ def build_tables(
     engine: ServingLaw | None = None,
     formats: Formats = MODEL_FORMATS,
     priced: bool = True,
+    uneven: bool = False,
 ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
     """Variables (the residual first, then ops in graph order) and components by block name, plus ``"send"``.
 
     A pinned variable keeps its options, but only the pinned one is legal. Without ``priced`` components hold bytes
     but no seconds, which is all that the choice of points needs. ``lengths`` says which pass is priced (the workload's
     own by default), ``engine`` whose kernels and host, ``formats`` how it stores weights.
+    With ``uneven`` heads and widths that do not divide may be filled up.
     """
-    builder = TableBuilder(graph, cluster, workload, points, pinned, lengths or own_lengths(workload), engine, formats)
+    lengths = lengths or own_lengths(workload)
+    builder = TableBuilder(graph, cluster, workload, points, pinned, lengths, engine, formats, uneven)
     components = {block.name: builder.component(block, priced=priced) for block in graph.components()}
     components["send"] = builder.send()
     return builder.variables, components

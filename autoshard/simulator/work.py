@@ -30,6 +30,7 @@ from autoshard.ir import (
 )
 from autoshard.sharding.layout import Axis
 from autoshard.sharding.option import Option
+from autoshard.sharding.padding import PLAIN, Grain, padded_width
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.lengths import Lengths
 from autoshard.simulator.points import Points
@@ -73,19 +74,19 @@ class WorkModel:
 
     def seconds(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Compute time of one pass of ``op`` ([points]); an `Add` has no option and is part of a fused kernel."""
-        inner = self._share(None if option is None else option.split_in)
         outer = self._share(None if option is None else option.split_out)
         tokens = self.amounts.tokens
         match op:
             case Linear():
-                return self._linear(op, inner, outer, option)
+                return self._linear(op, option)
             case Router():
-                scores = self.kernels.gemm_s(tokens, op.hidden.size / inner, op.experts.size / outer, "router")
+                inner, scored = self._read(op.hidden.size, option), self._made(op.experts.size, option)
+                scores = self.kernels.gemm_s(tokens, inner, scored, "router")
                 if self.kernels.engine is not None:  # the choice of experts is part of the fused layer's law
                     return scores
                 return scores + memory_op_s(self.device, tokens * op.experts.size * 4.0)
             case ExpertsLinear():
-                return self._experts(op, inner, outer)
+                return self._experts(op, option)
             case Attention():
                 return self._attention(op, split=option is not None and option.choice == 0)
             case LatentAttention():
@@ -99,12 +100,12 @@ class WorkModel:
                 return memory_op_s(self.device, tokens * moved * ACTIVATION_BYTES)
             case Activation():
                 rows = self.amounts.pairs if op.routed else tokens
-                width = op.width.size * (op.num_inputs_wide + 1) / outer
+                width = self._made(op.width.size, option) * (op.num_inputs_wide + 1)
                 return memory_op_s(self.device, rows * width * ACTIVATION_BYTES)
             case Norm():
-                return memory_op_s(self.device, 2.0 * tokens * op.width.size / outer * ACTIVATION_BYTES)
+                return memory_op_s(self.device, 2.0 * tokens * self._made(op.width.size, option) * ACTIVATION_BYTES)
             case Embedding():
-                return memory_op_s(self.device, 2.0 * tokens * op.hidden.size / outer * ACTIVATION_BYTES)
+                return memory_op_s(self.device, 2.0 * tokens * self._made(op.hidden.size, option) * ACTIVATION_BYTES)
             case Add():
                 # One more read of the residual by the kernel of the norm that follows: no launch of its own.
                 extra = tokens * op.width.size * ACTIVATION_BYTES
@@ -113,36 +114,54 @@ class WorkModel:
                 peak = self.device.peak_flops_per_s("bfloat16")
                 return op.flops_per_token * tokens / peak + memory_op_s(self.device, float(op.num_parameters) * 2.0)
 
-    def _linear(self, op: Linear, inner: FloatArray, outer: FloatArray, option: Option | None) -> FloatArray:
+    def _part(self, width: int, axis: Axis | None, packed: int = 1, grain: Grain = PLAIN) -> FloatArray:
+        """A rank's part of a width over an axis, filled up where it does not divide."""
+        if axis is None:
+            return np.full(len(self.points), float(width))
+        ranks = self.points.sizes[axis]
+        found: FloatArray = padded_width(width, ranks, packed=packed, grain=grain) / ranks
+        return found
+
+    def _read(self, width: int, option: Option | None) -> FloatArray:
+        """A rank's part of what an op contracts."""
+        return self._part(width, None if option is None else option.split_in, grain=_grain(option))
+
+    def _made(self, width: int, option: Option | None, packed: int = 1) -> FloatArray:
+        """A rank's part of what an op produces."""
+        return self._part(width, None if option is None else option.split_out, packed, _grain(option))
+
+    def _linear(self, op: Linear, option: Option | None) -> FloatArray:
         """A product, or its share of those that run with it, all split as this one is."""
-        tokens, width = self.amounts.tokens, op.out_dim.size / outer
+        tokens, width = self.amounts.tokens, self._made(op.out_dim.size, option, op.packed)
         total = width
         if option is not None and op.name in self.merged:
             splits = option.choice == 0
             total = np.zeros(len(self.points))
             for other, axis in self.merged[op.name]:
-                total = total + other.out_dim.size / self._share(axis if splits else None)
-        whole = self.kernels.gemm_s(tokens, op.in_dim.size / inner, total, "head" if op.is_head else "dense")
+                total = total + self._part(other.out_dim.size, axis if splits else None, other.packed, _grain(option))
+        inner = self._read(op.in_dim.size, option)
+        whole = self.kernels.gemm_s(tokens, inner, total, "head" if op.is_head else "dense")
         return whole * (width / total)
 
-    def _experts(self, op: ExpertsLinear, inner: FloatArray, outer: FloatArray) -> FloatArray:
-        local = op.experts.size / self._share("ep")
+    def _experts(self, op: ExpertsLinear, option: Option | None) -> FloatArray:
+        local = self._part(op.experts.size, "ep")
         touched = most_touched(
             op.experts.size, op.top_k, self.amounts.group_tokens, self._share("ep"), self.amounts.skew
-        )
+        ) * (local * self._share("ep") / op.experts.size)
         rows = self.amounts.group_tokens * op.top_k * op.in_dim.size
         return self.kernels.grouped_s(
             self.amounts.pairs,
             local,
             touched,
-            op.in_dim.size / inner,
-            op.out_dim.size / outer,
+            self._read(op.in_dim.size, option),
+            self._made(op.out_dim.size, option, op.packed),
             rows if op.stage == "up" else np.zeros(len(self.points)),
         )
 
     def _attention(self, op: Attention, *, split: bool) -> FloatArray:
-        heads = op.heads.size / self._share("tp" if split else None)
-        kv_heads = op.kv_heads.size / self._share("tp_kv" if split else None)
+        grain = (op.heads.size // op.kv_heads.size, 1)
+        heads = self._part(op.heads.size, "tp" if split else None, grain=grain)
+        kv_heads = self._part(op.kv_heads.size, "tp_kv" if split else None)
         context, sequences = self.lengths.context, self.amounts.sequences
         pooled = op.seen_pooled(context)
         if self.lengths.phase == "decode":
@@ -159,7 +178,7 @@ class WorkModel:
 
     def _latent_attention(self, op: LatentAttention, *, split: bool) -> FloatArray:
         """Absorbed in decode (one shared latent head that is key and value at once), expanded over prompts."""
-        heads = op.heads.size / self._share("tp" if split else None)
+        heads = self._part(op.heads.size, "tp" if split else None)
         context, sequences = op.seen(self.lengths.context), self.amounts.sequences
         if self.lengths.phase == "decode":
             return self.kernels.mla_decode_s(sequences, context, heads, op.latent.size, op.rope_dim)
@@ -192,12 +211,16 @@ class WorkModel:
         total = np.zeros(len(self.points))
         quantised = isinstance(op, Linear | ExpertsLinear) and not getattr(op, "is_head", False)
         for i, param in enumerate(op.params):
-            part = np.ones(len(self.points))
+            held = np.full(len(self.points), float(param.numel))
             if param.shared_with is not None:
-                part = np.where(self.points.pp > 1, 1.0, np.inf)
-            for sharding in option.params[i] if option is not None and i < len(option.params) else ():
-                part = part * self.points.sizes[sharding.axis]
-            total += param.numel * self._element_bytes(param, quantised=quantised) / part
+                held = np.where(self.points.pp > 1, held, 0.0)
+            for s in option.params[i] if option is not None and i < len(option.params) else ():
+                if s.member is not None:
+                    held = held / self.points.sizes[s.axis]
+                    continue
+                whole = param.shape[s.dim]
+                held = held / whole * self._part(whole, s.axis, s.packed, s.grain)
+            total += held * self._element_bytes(param, quantised=quantised)
         return total
 
     def _element_bytes(self, param: Param, *, quantised: bool) -> float:
@@ -229,4 +252,8 @@ class WorkModel:
         per_token = op.kv_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         pooled = op.pooled_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         held = float(cached) * per_token + float(self.lengths.cached) * pooled
-        return in_flight * held / self._share("tp_kv" if split else None)
+        return in_flight * held / op.kv_heads.size * self._part(op.kv_heads.size, "tp_kv" if split else None)
+
+
+def _grain(option: Option | None) -> Grain:
+    return PLAIN if option is None else option.grain

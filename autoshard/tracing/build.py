@@ -1,7 +1,5 @@
 """Third pass over a block: from found ops with roles to the fused ops of the intermediate representation."""
 
-from dataclasses import replace
-
 from autoshard.ir import (
     BLOCK_INPUT,
     Activation,
@@ -13,13 +11,13 @@ from autoshard.ir import (
     Linear,
     Norm,
     Opaque,
-    Param,
     Router,
 )
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.build_base import common_module, text
 from autoshard.tracing.build_mixers import MixerBuilder
 from autoshard.tracing.dataflow import Found
+from autoshard.tracing.experts_form import experts_form
 from autoshard.tracing.roles import Ffn
 
 
@@ -190,7 +188,7 @@ class OpBuilder(MixerBuilder):
             name=self.names[op],
             fqn=self._fqn(op),
             inputs=(*(i for i in inputs if i != router), router) if up else inputs,
-            params=self._experts_params(op),
+            params=self._params(op),
             signature=f"(t k) {columns}, experts {weight} -> (t k) {rows}",
             stage="up" if up else "down",
             experts=Dim(name="experts", size=op.experts or shape_of(op.weight)[0]),
@@ -200,17 +198,14 @@ class OpBuilder(MixerBuilder):
             packed=packed,
             interleaved=interleaved,
             transposed=transposed,
+            form=experts_form(
+                self.context,
+                self._params(op),
+                self._fqn(op),
+                down=ffn.down.node,
+                experts=op.experts or shape_of(op.weight)[0],
+            ),
         )
-
-    def _experts_params(self, op: Found) -> tuple[Param, ...]:
-        """Parameters of experts; slices where their module is not told which experts a token goes to.
-
-        Such a module (Llama-4's, which multiplies every token with every expert) cannot be given tokens of its experts.
-        """
-        params = self._params(op)
-        if self.context.takes_routing(self._fqn(op)):
-            return params
-        return tuple(replace(p, role="slice") if p.role == "weight" else p for p in params)
 
     def _per_token(self, ffn: Ffn) -> int:
         """Rows per token in a feed-forward network."""

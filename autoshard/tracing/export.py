@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
+from torch.utils.hooks import RemovableHandle
 
 from autoshard._torch import no_stack_traces
 from autoshard.errors import AutoshardError, UnsupportedModelError
@@ -31,6 +32,7 @@ class ExportedModel:
 
     ``module`` is the graph module; placeholders stand for parameters, buffers and ``input_ids``. ``parameters`` and
     ``buffers`` give the FQN of a placeholder by node name. ``owners`` gives the FQN of the module that ran a node.
+    ``returns_more`` are the layers (first of their kind) that return something else than one tensor.
     """
 
     module: fx.GraphModule
@@ -39,6 +41,7 @@ class ExportedModel:
     owners: dict[str, str]
     stacks: tuple[Stack, ...]
     length: int = TRACE_LENGTH
+    returns_more: frozenset[str] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -109,12 +112,16 @@ def _export(model: nn.Module, length: int, *, bare: bool) -> ExportedModel:
         no_stack_traces(),
         folded(wrapper, bare=bare) as stacks,
     ):
+        more, hooks = _note_results(wrapper, [kind[0] for stack in stacks for kind in stack.kinds])
         try:
             program = torch.export.export(wrapper, (input_ids,), strict=False)
         except AutoshardError:
             raise
         except Exception as error:
             raise UnsupportedModelError(f"{type(model).__name__} cannot be traced: {one_line(error)}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
@@ -139,7 +146,22 @@ def _export(model: nn.Module, length: int, *, bare: bool) -> ExportedModel:
             for s in stacks
         ),
         length=length,
+        returns_more=frozenset(map(_strip, more)),
     )
+
+
+def _note_results(model: nn.Module, names: list[str]) -> tuple[set[str], list[RemovableHandle]]:
+    """Those of the modules that return something else than a tensor (once they run), and the hooks that note it."""
+    more: set[str] = set()
+
+    def note(name: str) -> RemovableHandle:
+        def hook(_module: nn.Module, _args: Any, out: Any) -> None:
+            if not isinstance(out, Tensor):
+                more.add(name)
+
+        return model.get_submodule(name).register_forward_hook(hook)
+
+    return more, [note(name) for name in names]
 
 
 def meta_copy(model: nn.Module) -> nn.Module:

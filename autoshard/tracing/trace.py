@@ -126,7 +126,12 @@ class _Tracer:
 
         calls = cache(lambda: Calls(_on_meta(self.model)))
         blocks = tuple(
-            Block(name=title, ops=split_by_heads(calls, built.ops), instances=kind)
+            Block(
+                name=title,
+                ops=split_by_heads(calls, built.ops),
+                instances=kind,
+                returns_more=kind[0] in self.exported.returns_more,
+            )
             for title, built, kind in zip(_block_names(layers), layers, kinds, strict=True)
         )
         index = {layer: i for i, kind in enumerate(kinds) for layer in kind}

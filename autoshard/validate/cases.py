@@ -16,13 +16,16 @@ from autoshard.validate.job import Case
 _SCALED = ("pp", "dp", "tp", "ep", "etp")
 
 
-def scale_degrees(graph: OpGraph, degrees: Degrees, nproc: int) -> tuple[Degrees, tuple[str, ...]]:
+def scale_degrees(
+    graph: OpGraph, degrees: Degrees, nproc: int, *, uneven: bool = False
+) -> tuple[Degrees, tuple[str, ...]]:
     """Degrees for ``nproc`` ranks that keep the shape of ``degrees``, and what could not be kept.
 
     Among all legal (pp, dp, tp, ep, etp) on nproc ranks, the one with fewest degrees above one lost, then none gained,
     then the nearest ratios (log scale).
     """
-    candidates = [d for pp in _divisors(nproc) if pp == 1 or degrees.pp > 1 for d in legal_degrees(graph, nproc, pp)]
+    stages = [pp for pp in _divisors(nproc) if pp == 1 or degrees.pp > 1]
+    candidates = [d for pp in stages for d in legal_degrees(graph, nproc, pp, uneven=uneven)]
 
     def distance(d: Degrees) -> tuple[int, int, float]:
         pairs = [(getattr(degrees, n), getattr(d, n)) for n in _SCALED]
@@ -45,13 +48,14 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def legal_degrees(graph: OpGraph, nproc: int, pp: int = 1) -> Iterator[Degrees]:
+def legal_degrees(graph: OpGraph, nproc: int, pp: int = 1, *, uneven: bool = False) -> Iterator[Degrees]:
     """All legal degrees of ``pp`` stages on ``nproc`` ranks together; a dense model has ep = dp."""
     group = nproc // pp
     for tp in _divisors(group):
         for ep in _divisors(group):
             dp, etp = group // tp, group // ep
-            if (dp % ep == 0 or ep % dp == 0) and not degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep):
+            nested = dp % ep == 0 or ep % dp == 0
+            if nested and not degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep, uneven=uneven):
                 yield Degrees(pp=pp, dp=dp, tp=tp, ep=ep, etp=etp, batch=dp * pp)
 
 
@@ -60,7 +64,7 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
 
     A choice that the scaled degrees or the reduced widths do not offer becomes "replicated", and the case says so.
     """
-    degrees, scaled = scale_degrees(graph, strategy.degrees, nproc)
+    degrees, scaled = scale_degrees(graph, strategy.degrees, nproc, uneven=strategy.uneven)
     notes = list(scaled)
     chosen: dict[str, Choice] = {}
     sizes = axis_sizes(mesh_of(graph, degrees))
@@ -76,11 +80,13 @@ def plan_case(graph: OpGraph, strategy: Strategy, nproc: int, *, name: str = "pl
             key = choice_key(graph, block, op)
             wanted = strategy.choice(key)
             legal = {o.choice: o for o in options(block, op)}
-            why = option_illegal(legal[wanted], sizes, layout, op) if wanted in legal else "the op has no such choice"
+            why = "the op has no such choice"
+            if wanted in legal:
+                why = option_illegal(legal[wanted], sizes, layout, op, uneven=strategy.uneven)
             if wanted is not None and why is not None:
                 notes.append(f"choice {wanted} of {key} is not offered on {nproc} ranks: {why}")
             chosen[key] = wanted if why is None else None
-    scaled_strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+    scaled_strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=strategy.uneven)
     return Case(name=name, strategy=scaled_strategy, notes=tuple(notes))
 
 
@@ -104,7 +110,7 @@ def pipeline_points(graph: OpGraph, nproc: int) -> dict[str, Degrees]:
     """Named degrees of two stages over ``nproc`` ranks, and of as many stages as there are ranks."""
     points: dict[str, Degrees] = {}
     half = nproc // 2
-    if half == 1:
+    if nproc == 2:
         points["pp2"] = Degrees(pp=2, batch=2)
     elif nproc % 2 == 0:
         points["pp2_x_tp"] = Degrees(pp=2, tp=half, ep=1, etp=half, batch=2)

@@ -23,7 +23,8 @@ class ModelJob(BaseModel):
     """A model to build, its graph, and the cases to run on it.
 
     ``lengths`` are the tokens of the prompt and of every decode step, ``sequences`` the batch over all dp ranks;
-    ``dtypes`` stand for the job's where given.
+    ``dtypes`` stand for the job's where given. With ``checkpoint``, the folder of a quantised one, ranks load their
+    shards from it, and the unsharded model has its dequantised weights (`autoshard.validate.quantised`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,6 +36,7 @@ class ModelJob(BaseModel):
     lengths: tuple[int, ...] = (6, 1, 1)
     seed: int = 0
     dtypes: tuple[str, ...] | None = None
+    checkpoint: str | None = None
 
 
 class Job(BaseModel):

@@ -23,6 +23,7 @@ from autoshard.sharding import (
 from autoshard.sharding.collectives import step_bytes
 from autoshard.sharding.layout import own_tokens
 from autoshard.sharding.legality import axis_sizes
+from autoshard.sharding.padding import padded_width
 from autoshard.units import dtype_bytes
 
 Routing = Sequence[Mapping[str, Sequence[Sequence[int]]]]
@@ -54,8 +55,9 @@ def rows_of_rank(
     tokens, top_k = len(chosen) // degrees.dp, len(chosen[0])
     share = own_tokens(tokens, sizes)
     have = max(min(share, sizes["dp_etp"] * tokens - ep_rank % sizes["tp_ep"] * share), 0)
-    first = num_experts // degrees.ep * ep_rank
-    arrived = sum(first <= e < first + num_experts // degrees.ep for experts in chosen for e in experts)
+    local = padded_width(num_experts, degrees.ep) // degrees.ep
+    first = local * ep_rank
+    arrived = sum(first <= e < first + local for experts in chosen for e in experts)
     return have * top_k, arrived
 
 

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.checkpoint import load_weights
 from autoshard.emit.dispatch import identify
 from autoshard.emit.steps import Axes
 from autoshard.ir import ExpertsLinear, OpGraph
@@ -35,6 +36,7 @@ from autoshard.validate.comm_log import CommLog
 from autoshard.validate.decoding import new_cache, next_logits, token_ids
 from autoshard.validate.job import Case, Job, ModelJob
 from autoshard.validate.lift import lift_float32, lift_parameters
+from autoshard.validate.quantised import load_reference
 from autoshard.validate.routed import experts_modules
 
 
@@ -48,6 +50,8 @@ class Unsharded:
         # Eager experts are the definition, and the only ones that take float64.
         source = source_from_dict(job.source, trusted=True)
         self.model = source.build(device=device, dtype=dtype, seed=job.seed, experts="eager")
+        if job.checkpoint is not None:
+            load_reference(self.model, Path(job.checkpoint))
         if dtype == "float64":
             lift_parameters(self.model)
         vocab = max(op.vocab.size for _, op in job.graph.all_ops() if op.kind == "embedding")
@@ -91,6 +95,9 @@ class Rank:
         graph, strategy = whole.job.graph, case.strategy
         mesh, axes = self.mesh(graph, strategy, whole.device)
         model = apply(whole.copy(), graph, strategy, mesh)
+        if whole.job.checkpoint is not None:
+            forget(model)
+            load_weights(model, graph, strategy, mesh, Path(whole.job.checkpoint), cast=True)
         share = whole.job.sequences // strategy.degrees.dp
         mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
         cache, errors, traffic = new_cache(model), [], []
@@ -102,6 +109,12 @@ class Rank:
             traffic += traffic_of(comm, step)
         found = {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
         return {**found, "routing": whole.routing} if strategy.exchange else found
+
+
+def forget(model: nn.Module) -> None:
+    """Overwrite all parameters: what is right afterwards was loaded."""
+    for p in model.parameters():
+        (p.to_local() if isinstance(p, DTensor) else p).data.fill_(float("nan"))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from autoshard.ir import Attention, Linear
 from autoshard.sharding import Degrees
 from autoshard.sharding.layout import Layout
 from autoshard.sharding.legality import axis_sizes, choice_key, mesh_of, option_illegal
+from autoshard.sharding.placements import place
 from autoshard.sharding.space import options
 from autoshard.simulator.stages import partition
 from autoshard.units import GB, GIB
@@ -282,12 +283,15 @@ def active_experts_only() -> None:
 
 
 def only_even_shards() -> None:
-    # A vocabulary of 151552 over 96 ranks would be uneven: not offered, and so never viewed.
+    # A vocabulary of 151552 over 96 ranks is uneven: every rank has 1579 rows, 151584 in all, so that none differs.
     graph = traced("glm-4.5")
     sizes = axis_sizes(mesh_of(graph, Degrees(tp=96, etp=96)))
     embed = graph.prologue.ops[0]
     by_vocab = next(o for o in options(graph.prologue, embed) if o.choice == 0)
-    assert option_illegal(by_vocab, sizes, Layout.REPLICATED, embed) == "vocab 151552 does not divide by tp=96"
+    assert option_illegal(by_vocab, sizes, Layout.REPLICATED, embed) is None
+    mesh = mesh_of(graph, Degrees(tp=96, etp=96))
+    placed = place(embed.params[0], 0, by_vocab, mesh, experts=False)
+    assert placed.padded_shape(mesh)[0] == 151584 and placed.local_shape(mesh)[0] == 1579
 
 
 def no_dim_smaller_than_its_axes() -> None:

@@ -89,7 +89,7 @@ def test_before_any_model_is_built(command, arguments: list[str], says: str) -> 
         (["--pin", "layers/embed=0"], "cannot pin 'layers/embed'"),
         (["--pin", "attention=1"], "the choices of layers/attention are 0, none"),
         (["--fix", "tp=24"], "tp=24 does not divide 8 attention heads; nearest tp that does: 8"),
-        (["--fix", "ep=3"], "ep=3 does not divide 8 experts; nearest ep that does: 2"),
+        (["--fix", "ep=5"], "ep=5 leaves some ranks without any of 8 experts; nearest ep that divides them: 4"),
         (["--fix", "pp=3"], "pp=3 stages for 2 layers; at most 2"),
         (["--fix", "dp=128"], "needs 128 devices; the cluster H100x64 has 64"),
         (["--fix", "dp=6,tp=8,ep=4"], "dp*tp = ep*etp"),

@@ -7,8 +7,9 @@ from autoshard.sharding.space import split_tokens_reason
 from tests.graphs import GraphMaker
 
 
-def rules(**degrees: int) -> list[str]:
-    return [r.rule for r in degree_reasons(GraphMaker(heads=12, kv_heads=4).graph("mm"), **degrees)]
+def rules(*, uneven: bool = False, **degrees: int) -> list[str]:
+    graph = GraphMaker(heads=12, kv_heads=4).graph("mm")
+    return [r.rule for r in degree_reasons(graph, uneven=uneven, **degrees)]
 
 
 def test_rules_are_named() -> None:
@@ -17,7 +18,10 @@ def test_rules_are_named() -> None:
     assert rules(pp=1, dp=1, tp=8, ep=1) == ["heads % tp"]
     assert rules(pp=1, dp=1, tp=6, ep=1) == ["kv_heads vs tp"]
     assert rules(pp=3, dp=1, tp=1, ep=1) == ["layers vs pp"]
-    assert rules(pp=1, dp=3, tp=1, ep=3) == ["experts % ep"]
+    assert rules(pp=1, dp=3, tp=1, ep=3) == []  # 8 experts: 3, 3, 2
+    assert rules(pp=1, dp=5, tp=1, ep=5) == ["experts vs ep"]  # 2, 2, 2, 2 and none
+    assert rules(pp=1, dp=1, tp=5, ep=1, uneven=True) == ["heads % tp"]  # 4 kv heads on 5 ranks
+    assert rules(pp=1, dp=1, tp=8, ep=1, uneven=True) == []  # 4 kv heads with 3 heads each: 2 ranks have 2 heads each
 
 
 def test_the_nearest_that_works_is_named() -> None:
@@ -25,11 +29,20 @@ def test_the_nearest_that_works_is_named() -> None:
     assert reason.message == "tp=24 does not divide 32 attention heads; nearest tp that does: 16"
 
 
+def test_layers_that_return_more_are_not_staged() -> None:
+    graph = GraphMaker().graph("mm")
+    more = replace(graph, blocks=tuple(replace(b, returns_more=True) for b in graph.blocks))
+    assert graph.structural_hash() != more.structural_hash()
+    (reason,) = degree_reasons(more, pp=2, dp=1, tp=1, ep=1)
+    assert reason.rule == "pipeline" and "return more than the residual stream" in reason.message
+    assert not degree_reasons(more, pp=1, dp=1, tp=1, ep=1)
+
+
 def test_choices_that_are_not_offered_are_named() -> None:
-    graph = GraphMaker(vocab=250).graph("m")
-    strategy = Strategy(degrees=Degrees(tp=4, etp=4), choices=(("prologue/embed", 0), ("epilogue/final_norm", 0)))
+    graph = GraphMaker(intermediate=90).graph("m")
+    strategy = Strategy(degrees=Degrees(tp=4, etp=4), choices=(("layers/experts_down", 1), ("epilogue/final_norm", 0)))
     messages = [r.message for r in strategy_reasons(graph, strategy)]
-    assert "choice 0 of prologue/embed: vocab 250 does not divide by tp=4" in messages
+    assert "choice 1 of layers/experts_down: intermediate 90 does not divide by etp=4" in messages
     assert "choice 0 of epilogue/final_norm: the residual is replicated" in messages
     assert not strategy_reasons(graph, Strategy(degrees=Degrees(tp=4, etp=4), choices=((RESIDUAL, 0),)))
 

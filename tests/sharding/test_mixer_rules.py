@@ -1,5 +1,7 @@
 """Choices of latent attention, mixers, gates and experts written one by one."""
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.errors import InvalidInputError
@@ -18,7 +20,7 @@ from autoshard.ir import (
 from autoshard.sharding.layout import ETP, TP, Layout
 from autoshard.sharding.option import ParamSharding
 from autoshard.sharding.placements import ParamPlacement, Placement, scale_placement
-from autoshard.sharding.rules import attention, experts, latent, linear, mixer, norm
+from autoshard.sharding.rules import attention, experts, latent, linear, mixer, norm, own_experts
 
 R, S = Layout.REPLICATED, Layout.SHARDED
 
@@ -66,7 +68,7 @@ def test_a_gate_follows_the_core_it_gates():
     assert [o.choice for o in mixer.options(free, TP)] == [None]
 
 
-def test_experts_of_their_own_modules_run_whole():
+def test_experts_that_the_models_own_code_runs():
     weights = tuple(Param(fqn=f"experts.{i}.w1.weight", shape=(48, 32), dtype="bfloat16") for i in range(8))
     op = ExpertsLinear(
         name="experts_up",
@@ -78,9 +80,14 @@ def test_experts_of_their_own_modules_run_whole():
         in_dim=Dim(name="hidden", size=32),
         out_dim=Dim(name="intermediate", size=48),
         top_k=2,
+        form="listed",
     )
-    (whole,) = experts.options(op, TP)
-    assert whole.choice is None and whole.params == ((),) * 8
+    split, whole = own_experts.options(op, ETP)
+    assert [p[0].member for p in whole.params] == [(i, 8) for i in range(8)]
+    assert (split.needs, split.yields, split.params[3][1].dim) == ((R, R), S, 0)  # rows of w1
+    assert (1, "dp", "the tokens that an expert loop gets") in split.divides  # a dp rank has its own
+    (inside,) = own_experts.options(replace(op, form="inside"), ETP)
+    assert inside.choice is None and inside.params == ((),) * 8
 
 
 def _param(name, shape, parts=()):

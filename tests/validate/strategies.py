@@ -11,11 +11,11 @@ from autoshard.validate.cases import legal_degrees
 
 
 def random_strategies(
-    graph: OpGraph, nproc: int, count: int, seed: int, stages: Sequence[int] = (1,)
+    graph: OpGraph, nproc: int, count: int, seed: int, stages: Sequence[int] = (1,), *, uneven: bool = False
 ) -> Iterator[Strategy]:
     """``count`` strategies on ``nproc`` ranks in any of these numbers of pipeline stages."""
     rng = random.Random(seed)
-    points = [d for pp in stages for d in legal_degrees(graph, nproc, pp)]
+    points = [d for pp in stages for d in legal_degrees(graph, nproc, pp, uneven=uneven)]
     while count:
         degrees = rng.choice(points)
         sizes = axis_sizes(mesh_of(graph, degrees))
@@ -24,9 +24,10 @@ def random_strategies(
         layout = Strategy(degrees=degrees, choices=tuple(chosen.items())).residual
         for block in graph.components():
             for op in free_ops(block):
-                legal = [o.choice for o in options(block, op) if option_illegal(o, sizes, layout, op) is None]
+                offered_here = options(block, op)
+                legal = [o.choice for o in offered_here if option_illegal(o, sizes, layout, op, uneven=uneven) is None]
                 chosen.setdefault(choice_key(graph, block, op), rng.choice(legal))
-        strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()))
+        strategy = Strategy(degrees=degrees, choices=tuple(chosen.items()), uneven=uneven)
         if not strategy_reasons(graph, strategy):
             count -= 1
             yield strategy

@@ -23,6 +23,7 @@ def simulate(
     tpot_ms: o.TpotMs = None,
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
+    allow_uneven: o.AllowUneven = False,
     json: o.Json = False,
 ) -> None:
     """Predict one strategy: every term of its time and memory.
@@ -50,7 +51,7 @@ def simulate(
 
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
         graph = traced(model, tell)
-        data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
+        data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned), uneven=allow_uneven)
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)

@@ -86,6 +86,9 @@ def _header(data: Mapping[str, Any]) -> RenderableType:
     if degrees["ep"] > 1:
         exchanged = data["choices"].get("model/dispatch") == 0
         table.add_row("dispatch", "tokens go to their experts by all_to_all" if exchanged else "tokens are gathered")
+    for key, dims in data["padding"].items():
+        parts = ", ".join(f"{p['dim']} {p['from']:,} to {p['to']:,} over {p['axis']}" for p in dims)
+        table.add_row("padded", f"{key}: {parts}, with zeros")
     return table
 
 

@@ -37,12 +37,17 @@ def distributed_state(model: nn.Module, graph: OpGraph) -> dict[str, Tensor]:
     Raises:
         PlanMismatchError: for a parameter that is no DTensor.
     """
-    packed = packed_dims(graph)
+    packed, shapes = packed_dims(graph), {p.fqn: p.shape for _, _, _, p in graph.parameters()}
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         tensor = value.data if isinstance(value, nn.Parameter) else value
         if isinstance(value, nn.Parameter) and not isinstance(tensor, DTensor):
             raise PlanMismatchError(f"the plan was not applied to this model: {name} is no DTensor")
+        if tuple(tensor.shape) != shapes.get(name, tuple(tensor.shape)):
+            raise PlanMismatchError(
+                f"{name} {shapes[name]} is filled up to {tuple(tensor.shape)} by this plan, and torch's checkpoints"
+                " would keep that; use save_sharded"
+            )
         found[name] = _in_boxes(tensor, *packed[name]) if isinstance(tensor, DTensor) and name in packed else tensor
     return found
 

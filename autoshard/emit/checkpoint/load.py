@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autoshard.emit.axes import mesh_axes
+from autoshard.emit.checkpoint.dequantise import QuantisedTensor, read_stored, with_quantised
 from autoshard.emit.checkpoint.files import Reader, StoredTensor, read_folder
 from autoshard.emit.checkpoint.pieces import Piece, pieces_of
 from autoshard.emit.checkpoint.regions import Overlap, Region, overlaps, region_of
-from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout
+from autoshard.emit.checkpoint.shards import MANIFEST, read_manifest, same_layout, whole_shapes
 from autoshard.emit.checkpoint.tensors import described, tensors_of
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
@@ -54,7 +55,8 @@ def check_weights(
         InvalidInputError: for a broken file, a missing or unknown tensor, or another shape or dtype.
         PlanMismatchError: for shards saved under another plan, unless ``reshard``.
     """
-    wanted = described(model)
+    whole = whole_shapes(graph, strategy)
+    wanted = {name: (whole.get(name, shape), dtype) for name, (shape, dtype) in described(model).items()}
     shapes = {name: shape for name, (shape, _) in wanted.items()}
     owners: dict[Path, int] = {}
     if (folder / MANIFEST).is_file():
@@ -67,7 +69,7 @@ def check_weights(
             if name not in shapes or sum_shape(pieces[name]) != shapes[name]:
                 raise InvalidInputError(f"{folder} has a tensor {name} that is not in the model, or of another shape")
     else:
-        pieces = pieces_of(model, read_folder(folder), shapes)
+        pieces = pieces_of(model, with_quantised(read_folder(folder), folder), shapes)
     for prefix, module in model.named_modules():
         if (waiting := _waiting(module)) and not hasattr(model, "_init_weights"):
             raise UnsupportedModelError(
@@ -92,7 +94,7 @@ def sum_shape(pieces: tuple[Piece, ...]) -> tuple[int, ...]:
 
 def _check_dtype(stored: StoredTensor, name: str, dtype: torch.dtype, cast: bool) -> None:
     have = stored.dtype
-    if have == dtype:
+    if have == dtype or (isinstance(stored, QuantisedTensor) and dtype.is_floating_point):
         return
     shown = str(have).removeprefix("torch.")
     where = f"{stored.path}: {stored.name} is {shown}, the model has {name} in {str(dtype).removeprefix('torch.')}"
@@ -126,6 +128,7 @@ def load_weights(
     stage = mesh_of(graph, strategy.degrees)
     coordinates = {str(axis): a.coordinate for axis, a in mesh_axes(mesh, stage).items()}
     placed = {p.fqn: p for p in place_all(graph, strategy)}
+    padded = whole_shapes(graph, strategy)
     wanted = tensors_of(model)
     loaded: dict[str, Tensor] = {}
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -137,15 +140,17 @@ def load_weights(
             if name in placed:
                 if not isinstance(whole, DTensor):
                     raise PlanMismatchError("the plan was not applied to this model; call plan.apply first")
-                region = region_of(replace(placed[name], shape=tuple(whole.shape)), stage, coordinates)
+                shape = padded.get(name, tuple(whole.shape))
+                region = region_of(replace(placed[name], shape=shape), stage, coordinates)
             stored = pieces[0].stored.dtype
             # A buffer is not planned for: it keeps the checkpoint's dtype.
             dtype = whole.dtype if name in placed or not isinstance(stored, torch.dtype) else stored
-            local = torch.empty(region.shape, dtype=dtype, device=mesh.device_type)
+            new = torch.zeros if name in padded else torch.empty
+            local = new(region.shape, dtype=dtype, device=mesh.device_type)
             for piece in pieces:
                 for box in overlaps(piece.region, region):
                     inside = (_inner(box), local[box.target[0]]) if piece.expert else (box, local)
-                    reader.read(piece.stored, *inside)
+                    read_stored(reader, piece.stored, *inside)
                     if found.owners.get(piece.stored.path, rank) != rank:
                         moved += _numel(box) * local.element_size()
             loaded[name] = local

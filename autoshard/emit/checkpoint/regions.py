@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from autoshard.sharding import ParamPlacement, StageMesh
+from autoshard.sharding.padding import Grain, padded_runs
 
 Run = tuple[int, int]
 """Start and stop of consecutive indices of a whole dim."""
@@ -35,6 +36,22 @@ class Region:
     def numel(self) -> int:
         """Elements of the part."""
         return math.prod(self.shape)
+
+    def filled_up(self, dim: int, ranks: int, packed: int, grain: Grain) -> "Region":
+        """The part with ``dim``, of which it has all, filled up for ``ranks``: padding is runs past the dim's end.
+
+        They begin one further, so that they are never taken for a continuation of what is there.
+        """
+        width = self.shape[dim]
+        runs: list[Run] = []
+        for start, stop in padded_runs(width, ranks, packed=packed, grain=grain):
+            runs += _slice(self.dims[dim], start, stop) if stop <= width else [(start + 1, stop + 1)]
+        return Region((*self.dims[:dim], tuple(runs), *self.dims[dim + 1 :]))
+
+    def within(self, shape: tuple[int, ...]) -> "Region":
+        """The part without padding: what of it lies in a tensor of ``shape``."""
+        real = zip(self.dims, shape, strict=True)
+        return Region(tuple(tuple(run for run in runs if run[1] <= n) for runs, n in real))
 
     def cut(self, dim: int, size: int, coordinate: int, packed: int = 1) -> "Region":
         """The share of one of ``size`` ranks: of each of ``packed`` parts side by side, the same share."""
@@ -75,11 +92,12 @@ def overlaps(source: Region, target: Region) -> Iterator[Overlap]:
 
 
 def region_of(placement: ParamPlacement, stage: StageMesh, coordinates: dict[str, int]) -> Region:
-    """The part of a parameter on the rank at ``coordinates`` (one per axis)."""
+    """The part of a parameter on the rank at ``coordinates`` (one per axis), padding included."""
     region = Region.whole(placement.shape)
     for axis, p in zip(placement.mesh_dims, placement.placements, strict=True):
         if p.kind == "shard":
-            region = region.cut(p.dim, stage.size(axis), coordinates[axis], p.packed)  # type: ignore[arg-type]
+            ranks = stage.size(axis)  # type: ignore[arg-type]
+            region = region.filled_up(p.dim, ranks, p.packed, p.grain).cut(p.dim, ranks, coordinates[axis], p.packed)
     return region
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -83,6 +84,12 @@ def _coordinates(stage: StageMesh, rank: int) -> dict[str, int]:
     return found
 
 
+def whole_shapes(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    """The shapes of parameters that the plan fills up, as the model has them: DTensors have them filled up."""
+    stage = mesh_of(graph, strategy.degrees)
+    return {p.fqn: p.shape for p in place_all(graph, strategy) if p.padded_shape(stage) != p.shape}
+
+
 def _stage_of(graph: OpGraph, strategy: Strategy) -> Callable[[str], int]:
     """The pipeline stage that saves a tensor: that of its layer, the last for the epilogue's, else the first."""
     layers = [f"{block.instances[instance]}." for block, instance in layer_instances(graph)]
@@ -115,7 +122,11 @@ def describe_shards(graph: OpGraph, strategy: Strategy, whole: dict[str, tuple[i
         first: dict[Region, int] = {}
         before = d.group * stage_of(name)
         for rank, at in enumerate(places if name in placed else places[:1], start=before):
-            region = region_of(replace(placed[name], shape=shape), stage, at) if name in placed else Region.whole(shape)
+            region, held_by = Region.whole(shape), placed[name].held_by if name in placed else None
+            if held_by is not None and at[held_by[0]] != held_by[1]:
+                continue
+            if name in placed:
+                region = region_of(replace(placed[name], shape=shape), stage, at).within(shape)
             first.setdefault(region, rank)
         parts = tuple(_Part(file=_file(rank), region=region.dims) for region, rank in first.items())
         tensors[name] = _Entry(shape=shape, parts=parts)
@@ -137,18 +148,22 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
 
     tensors = tensors_of(model)
     tied = {p.fqn for p in place_all(graph, strategy) if p.shared_with is not None}
-    placed = [p.fqn for p in place_all(graph, strategy) if p.fqn in tensors]
+    placed = {p.fqn: p for p in place_all(graph, strategy) if p.fqn in tensors}
     unplaced = next((n for n in placed if not isinstance(tensors[n], DTensor)), None)
     if unplaced is not None or not placed:
         raise PlanMismatchError(f"the plan was not applied to this model: {unplaced or 'no parameter'} is no DTensor")
-    whole = {name: shape for name, (shape, _) in described(model).items() if name not in tied}
+    stage, padded = mesh_of(graph, strategy.degrees), whole_shapes(graph, strategy)
+    whole = {name: padded.get(name, shape) for name, (shape, _) in described(model).items() if name not in tied}
     manifest = describe_shards(graph, strategy, whole)
     rank = dist.get_rank() if dist.is_initialized() else 0
     mine: dict[str, Tensor] = {}
     for name, entry in manifest.tensors.items():
         if any(part.file == _file(rank) for part in entry.parts):
             tensor = tensors[name]
-            mine[name] = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).contiguous()
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if name in padded:
+                local = _without_padding(local, region_of(placed[name], stage, _coordinates(stage, rank)), padded[name])
+            mine[name] = local.contiguous()
     try:
         folder.mkdir(exist_ok=True)
         temporary = folder / f".{_file(rank)}.tmp"
@@ -166,6 +181,15 @@ def save_sharded(model: nn.Module, graph: OpGraph, strategy: Strategy, folder: P
     except OSError as error:
         raise InvalidInputError(f"cannot write {folder}: {error.strerror}") from None
     return sum(t.numel() * t.element_size() for t in mine.values())
+
+
+def _without_padding(local: Tensor, region: Region, shape: tuple[int, ...]) -> Tensor:
+    """What of a rank's part lies in the tensor of ``shape``."""
+    for dim, runs in enumerate(region.dims):
+        starts = [sum(b - a for a, b in runs[:i]) for i in range(len(runs))]
+        real = [(at, b - a) for at, (a, b) in zip(starts, runs, strict=True) if b <= shape[dim]]
+        local = torch.cat([local.narrow(dim, at, length) for at, length in real], dim)
+    return local
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -37,7 +37,7 @@ class Engine:
 
     def reasons(self, graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
         """Why it cannot run a strategy."""
-        found = [*residual_reasons(strategy), *unknown_choices(graph, strategy, known=(DISPATCH,))]
+        found = [*residual_reasons(strategy), *unknown_choices(graph, strategy, known=(DISPATCH,), padded=("vocab",))]
         found += [*self.degrees(graph, strategy.degrees), *_rules(graph, strategy.degrees)]
         if found:
             return tuple(found)

@@ -7,28 +7,33 @@ as there are kv heads at most, since such a module cannot be given a kv head twi
 
 from autoshard.ir import Attention
 from autoshard.sharding.layout import R, S, TensorAxes
-from autoshard.sharding.option import Option, ParamSharding
+from autoshard.sharding.option import Option, Pad, ParamSharding
+from autoshard.sharding.padding import PLAIN
 
 
-def options(op: Attention, axes: TensorAxes, *, separate: bool = True) -> tuple[Option, ...]:
+def options(op: Attention, axes: TensorAxes, *, separate: bool = True, padded: bool = False) -> tuple[Option, ...]:
     """Choices of an attention core with query heads on ``axes``; inputs are (q, k, v, ...) if ``separate``.
 
-    What follows (an indexer's choice of keys) is the same for all heads.
+    What follows (an indexer's choice of keys) is the same for all heads. ``padded`` if the matrices around it can be
+    filled up by heads, kv heads with all their query heads, or the query heads of each.
     """
     axis = axes.shard
     n = len(op.inputs)
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
     if op.unsplit or (not separate and op.split is None):
         return (whole,)
+    grain = (op.heads.size // op.kv_heads.size, 1) if padded else PLAIN
     kv = (op.kv_heads.size, "tp_kv", "kv_heads") if op.split is None else (op.split.size, axis, "kv_heads")
     return (
         Option(
             choice=0,
             needs=(*(S,) * min(n, 3), *(R,) * (n - 3)),
             yields=S,
-            params=tuple((ParamSharding(axis=axis, dim=0),) for _ in op.params),
+            params=tuple((ParamSharding(axis=axis, dim=0, grain=grain),) for _ in op.params),
             divides=((op.heads.size, axis, "heads"), kv),  # type: ignore[arg-type]
             split_out=axis,
+            pads=(Pad("heads", "asked", grain), Pad("kv_heads", "asked")) if padded else (),
+            grain=grain,
         ),
         whole,
     )

@@ -2,7 +2,7 @@
 
 from autoshard.ir import Embedding
 from autoshard.sharding.layout import P, R, S, TensorAxes
-from autoshard.sharding.option import Option, ParamSharding
+from autoshard.sharding.option import Option, Pad, ParamSharding
 
 
 def options(op: Embedding, axes: TensorAxes) -> tuple[Option, ...]:
@@ -15,6 +15,7 @@ def options(op: Embedding, axes: TensorAxes) -> tuple[Option, ...]:
             yields=P,
             params=((ParamSharding(axis=axis, dim=0),),),
             divides=((op.vocab.size, axis, "vocab"),),
+            pads=(Pad("vocab", "always"),),
         ),
         Option(
             choice=1,
@@ -22,6 +23,7 @@ def options(op: Embedding, axes: TensorAxes) -> tuple[Option, ...]:
             yields=S,
             params=((ParamSharding(axis=axis, dim=1),),),
             divides=((op.hidden.size, axis, "hidden"),),
+            pads=(Pad("hidden", "asked"),),
             split_out=axis,
         ),
         Option(choice=None, needs=(R,), yields=R, params=((),)),

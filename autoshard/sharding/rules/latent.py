@@ -6,11 +6,14 @@ choice of keys (sparse attention) is the same on every rank.
 
 from autoshard.ir import LatentAttention
 from autoshard.sharding.layout import R, S, TensorAxes
-from autoshard.sharding.option import Option
+from autoshard.sharding.option import Option, Pad
 
 
-def options(op: LatentAttention, axes: TensorAxes) -> tuple[Option, ...]:
-    """Choices of a core with heads on ``axes``; inputs are (q, kv_b, latent and rope key[, chosen keys])."""
+def options(op: LatentAttention, axes: TensorAxes, *, padded: bool = False) -> tuple[Option, ...]:
+    """Choices of a core with heads on ``axes``; inputs are (q, kv_b, latent and rope key[, chosen keys]).
+
+    Heads may be filled up if the matrices around are (``padded``).
+    """
     axis = axes.shard
     n = len(op.inputs)
     return (
@@ -21,6 +24,7 @@ def options(op: LatentAttention, axes: TensorAxes) -> tuple[Option, ...]:
             params=tuple(() for _ in op.params),
             divides=((op.heads.size, axis, "heads"),),
             split_out=axis,
+            pads=(Pad("heads", "asked"),) if padded else (),
         ),
         Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params)),
     )

@@ -2,15 +2,23 @@
 
 from autoshard.ir import Activation, Opaque
 from autoshard.sharding.layout import R, S, TensorAxes
-from autoshard.sharding.option import Option
+from autoshard.sharding.option import Option, Pad
 
 
-def options(op: Activation | Opaque, axes: TensorAxes) -> tuple[Option, ...]:
-    """Choices of a pointwise op over a tensor on ``axes``."""
+def options(op: Activation | Opaque, axes: TensorAxes, *, unpadded: bool = False) -> tuple[Option, ...]:
+    """Choices of a pointwise op over a tensor on ``axes``; ``unpadded`` if its producer is never filled up."""
     n = len(op.inputs)
     whole = Option(choice=None, needs=(R,) * n, yields=R, params=tuple(() for _ in op.params))
     if isinstance(op, Opaque):
         return (whole,)
     axis = axes.shard
-    split = Option(choice=0, needs=(S,) * n, yields=S, divides=((op.width.size, axis, op.width.name),), split_out=axis)
+    name = op.width.name
+    split = Option(
+        choice=0,
+        needs=(S,) * n,
+        yields=S,
+        divides=((op.width.size, axis, name),),
+        split_out=axis,
+        pads=() if unpadded else (Pad(name, "asked"),),
+    )
     return (split, whole)

@@ -6,7 +6,7 @@ of parts rounded to bfloat16 would choose other experts than the unsharded model
 
 from autoshard.ir import Router
 from autoshard.sharding.layout import R, S, Step, TensorAxes
-from autoshard.sharding.option import Option, ParamSharding
+from autoshard.sharding.option import Option, Pad, ParamSharding
 
 
 def options(op: Router, axes: TensorAxes) -> tuple[Option, ...]:
@@ -24,6 +24,7 @@ def options(op: Router, axes: TensorAxes) -> tuple[Option, ...]:
             params=rows,
             internal=(gather,),
             divides=((op.experts.size, axis, "experts"),),
+            pads=(Pad("experts", "asked"),),
             split_out=axis,
         ),
         Option(
@@ -33,6 +34,7 @@ def options(op: Router, axes: TensorAxes) -> tuple[Option, ...]:
             params=columns,
             internal=(reduce,),
             divides=((op.hidden.size, axis, "hidden"),),
+            pads=(Pad("hidden", "asked"),),
             split_in=axis,
         ),
         Option(choice=None, needs=(R,), yields=R, params=tuple(() for _ in op.params)),
