@@ -12,10 +12,10 @@ DEMO_CLUSTER ?= H100x64
 DEMO_CONTEXT ?= 16384
 DEMO_TPOT_MS ?= 20
 
-.PHONY: help install demo test lint types check bench bench-fidelity paper paper-full gpu-check wheel format clean
+.PHONY: help install demo test lint types check bench bench-fidelity paper paper-full search gpu-check wheel format clean
 
 help:
-	@echo "targets: demo test lint types check bench bench-fidelity paper paper-full gpu-check wheel format clean"
+	@echo "targets: demo test lint types check bench bench-fidelity paper paper-full search gpu-check wheel format clean"
 
 $(STAMP): pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,9 +53,17 @@ paper: $(STAMP)
 	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.paper.page
 
+# Every search on every model by name; adds to what docs/results/search.jsonl has.
+search: $(STAMP)
+	mkdir -p build
+	test -f build/catalogue.jsonl || cp docs/results/search.jsonl build/catalogue.jsonl
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
+	$(BIN)/python -m benchmarks.paper.run --set catalogue --jobs $(JOBS) --out build/catalogue.jsonl
+	$(BIN)/python -m benchmarks.paper.search_page build/catalogue.jsonl
+
 paper-full: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
-	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --full --out build/paper-full.jsonl
+	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --set full --out build/paper-full.jsonl
 	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl
 
 # On a machine with CUDA, minutes: its own constants, as a cluster file for --cluster; and every fused op of one rank of

@@ -1,6 +1,7 @@
 """``autoshard(model, cluster)``: from a model definition to a sharding plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autoshard.api.build_plan import build_plan
@@ -30,6 +31,8 @@ def autoshard(
     pin: str | Mapping[str, Choice] | None = None,
     stages: str | Sequence[int] | None = None,
     polish: bool = True,
+    warm_start: str | Path | None = None,
+    save_policy: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Find a sharding plan for serving ``model`` on ``cluster``.
@@ -50,6 +53,8 @@ def autoshard(
         stages: Layers of every pipeline stage, as numbers or ``"20,12"``, or ``"even"``. Without it layers are dealt
             evenly for the search, then by time and bytes where that is faster (`autoshard.api.dealing`).
         polish: Take the proven optimum where it is better than what the search found.
+        warm_start: File of a policy that ``rl`` or ``rl-paper`` starts from, saved on any model, cluster or workload.
+        save_policy: Where the search writes the policy that it trained longest.
         progress: Is told, in a few words, each step that begins.
 
     Returns:
@@ -75,7 +80,15 @@ def autoshard(
         graph, where, workload or Workload(), fixed=fixed, pinned=pins_for(graph, pinned), stages=given
     )
     progress(f"searching {len(simulator.points)} degree points")
-    solution = solve(simulator, algorithm=search, budget=budget, seed=seed, polish=polish)
+    solution = solve(
+        simulator,
+        algorithm=search,
+        budget=budget,
+        seed=seed,
+        polish=polish,
+        warm_start=None if warm_start is None else Path(warm_start),
+        save_policy=None if save_policy is None else Path(save_policy),
+    )
     progress("writing down the plan")
     even = stages == EVEN
     dealt, rest = as_solved(solution) if even else deal(solution), others(solution, even=even)

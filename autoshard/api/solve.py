@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +18,12 @@ from autoshard.search.evolution import search as search_evolution
 from autoshard.search.exact import ExactResult, ExactSearch
 from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
+from autoshard.search.policy_file import SavedPolicy
 from autoshard.search.problem import ShardingProblem
 from autoshard.search.protocol import Problem
 from autoshard.search.random_search import search as search_random
 from autoshard.search.result import SearchResult
-from autoshard.search.rl import PAPER
+from autoshard.search.rl import PAPER, RLConfig
 from autoshard.search.rl import search as search_rl
 from autoshard.search.walk import search as search_walk
 from autoshard.sharding.option import Choice
@@ -52,6 +54,9 @@ SEARCHES: Mapping[str, Search] = {
 
 NUM_ALTERNATIVES = 5
 """Other degrees that a plan names, each settled exactly."""
+
+LEARNING = {"rl": RLConfig(), "rl-paper": PAPER}
+"""Searches with a policy, and their settings."""
 
 ALGORITHMS = ("rl", "exact", *(name for name in SEARCHES if name != "rl"))
 
@@ -118,18 +123,51 @@ def no_plan_message(simulator: Simulator) -> str:
     return serving_limit_message(simulator) if simulator.limits else limit_message(simulator)
 
 
-def run_search(simulator: Simulator, algorithm: str, *, budget: int, seed: int) -> tuple[ShardingProblem, SearchResult]:
-    """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget."""
+def check_policy_files(algorithm: str, warm_start: Path | None, save_policy: Path | None) -> None:
+    """Raise InvalidInputError if a search without a policy is to start from one or to save it."""
+    if algorithm not in LEARNING and (warm_start is not None or save_policy is not None):
+        known = " and ".join(LEARNING)
+        raise InvalidInputError(f"search {algorithm!r} has no policy to save or to start from; {known} have")
+
+
+def run_search(
+    simulator: Simulator,
+    algorithm: str,
+    *,
+    budget: int,
+    seed: int,
+    warm_start: Path | None = None,
+    save_policy: Path | None = None,
+) -> tuple[ShardingProblem, SearchResult]:
+    """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget.
+
+    A search that learns starts from the policy in the file ``warm_start`` and writes that trained longest to
+    ``save_policy``.
+    """
     if algorithm not in SEARCHES:
         raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
     problem = ShardingProblem(simulator, budget=budget)
     if algorithm == "megatron":
         problem.budget = len(problem.megatron_points())
-    return problem, SEARCHES[algorithm](problem, seed=seed)
+    check_policy_files(algorithm, warm_start, save_policy)
+    if warm_start is None and save_policy is None:
+        return problem, SEARCHES[algorithm](problem, seed=seed)
+    warm = None if warm_start is None else SavedPolicy.load(warm_start)
+    keep = None if save_policy is None else (lambda policy: policy.save(save_policy))
+    return problem, search_rl(
+        problem, seed=seed, config=LEARNING[algorithm], name=algorithm, warm_start=warm, keep=keep
+    )
 
 
 def solve(
-    simulator: Simulator, *, algorithm: str = "rl", budget: int = 4000, seed: int = 0, polish: bool = True
+    simulator: Simulator,
+    *,
+    algorithm: str = "rl",
+    budget: int = 4000,
+    seed: int = 0,
+    polish: bool = True,
+    warm_start: Path | None = None,
+    save_policy: Path | None = None,
 ) -> Solution:
     """Search, certify and take the better.
 
@@ -143,6 +181,7 @@ def solve(
         raise InvalidInputError(f"budget={budget} must be at least 1 simulator call")
     if not 0 <= seed < 2**63:
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
+    check_policy_files(algorithm, warm_start, save_policy)
     exact = ExactSearch(simulator).run(1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
     if exact.bound <= 0:
         raise NoFeasiblePlanError(no_plan_message(simulator))
@@ -166,7 +205,9 @@ def solve(
             found=optimum,
             taken_from="exact",
         )
-    problem, result = run_search(simulator, algorithm, budget=budget, seed=seed)
+    problem, result = run_search(
+        simulator, algorithm, budget=budget, seed=seed, warm_start=warm_start, save_policy=save_policy
+    )
     better = result.best is None or result.throughput < optimum * (1 - 1e-12)
     if result.best is None and exact.point is None:
         raise NoFeasiblePlanError(serving_limit_message(simulator))

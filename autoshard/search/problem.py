@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from autoshard.search.keys import PrefixSet
 from autoshard.search.protocol import Scores
+from autoshard.search.room import Held, Room
 from autoshard.sharding.option import Choice
 from autoshard.sharding.patterns import PATTERNS, role_of
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS, Strategy
 from autoshard.simulator.points import DEGREE_COMPONENTS
 from autoshard.simulator.simulator import Simulator
-from autoshard.simulator.variables import ILLEGAL_BYTES
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -28,11 +28,10 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """Rows filled left of a column: their degree points and the bytes of what is chosen, [n, parts]."""
+    """Rows filled left of a column, and what they hold."""
 
     columns: IntArray
-    point: IntArray
-    used: FloatArray
+    held: Held
 
     def continues(self, x: IntArray, position: int) -> bool:
         """Whether ``x`` left of ``position`` is these rows with one more column filled."""
@@ -59,6 +58,7 @@ class ShardingProblem:
         sizes = [*(len(v) for v in self._values), *(len(v.choices) for v in simulator.variables)]
         self.num_options: IntArray = np.array(sizes, dtype=np.int64)
         self.num_degree_components = len(DEGREE_COMPONENTS)
+        self.room = Room(simulator)
         self._last: _Prefix | None = None
 
     @property
@@ -86,87 +86,37 @@ class ShardingProblem:
             allowed[:, :size] = self._prefixes.allowed(x, position)
             return allowed
         v = position - self.num_degree_components
-        prefix = self._prefix(x, position)
-        point = prefix.point
-        legal = self.sim.variables[v].legal[point]
-        legal = legal & self._goes_with_residual(x, v)
-        fits = self._fits_after(prefix, v)
-        both = legal & fits
+        held = self._held(x, position)
+        legal = self.sim.variables[v].legal[held.point] & self._goes_with_residual[v][x[:, self.num_degree_components]]
+        both = legal.copy()
+        tight = np.flatnonzero(self.room.tight[held.point])
+        if len(tight) == len(x):
+            both &= self.room.fits(held, v)
+        elif len(tight):
+            both[tight] &= self.room.fits(Held(held.point[tight], held.profiles[tight], held.least[tight]), v)
         allowed[:, :size] = np.where(both.any(1, keepdims=True), both, legal)
         return allowed
 
-    def _goes_with_residual(self, x: IntArray, v: int) -> BoolArray:
-        """[n, options] whether options of variable ``v`` go with the residual's layout."""
+    @cached_property
+    def _goes_with_residual(self) -> list[BoolArray]:
+        """Of every variable, whether its options go with each layout of the residual: [layouts, options]."""
         layouts = [RESIDUAL_LAYOUTS[c] for c in self.sim.variables[0].choices]
-        goes: BoolArray = np.array([[n in (None, a) for n in self.sim.variables[v].needs_residual] for a in layouts])
-        found: BoolArray = goes[x[:, self.num_degree_components]]
-        return found
+        return [np.array([[n in (None, a) for n in v.needs_residual] for a in layouts]) for v in self.sim.variables]
 
-    @cached_property
-    def _bytes(self) -> list[FloatArray]:
-        """Bytes of every variable's options: [points, options, parts]."""
-        n, parts = len(self.sim.points), len(self.sim.parts)
-        found = [np.zeros((n, len(v.choices), parts)) for v in self.sim.variables]
-        for j, part in enumerate(self.sim.parts):
-            for v, table in (*part.weights, *part.kv):
-                found[v][:, :, j] += table
-        return found
-
-    @cached_property
-    def _least_after(self) -> list[FloatArray]:
-        """Least bytes of all variables after each: [points, parts]."""
-        least = [
-            np.where(v.legal[:, :, None], b, ILLEGAL_BYTES).min(1)
-            for v, b in zip(self.sim.variables, self._bytes, strict=True)
-        ]
-        total = np.zeros_like(least[0])
-        after = []
-        for each in reversed(least):
-            after.append(total)
-            total = total + each
-        return after[::-1]
-
-    @cached_property
-    def _tight(self) -> BoolArray:
-        """Points at which some choices overflow."""
-        most = np.stack([b.max(1) for b in self._bytes]).sum(0)
-        everything = np.arange(len(self.sim.points))
-        found: BoolArray = self._total(everything, most) > self.sim.capacity_bytes
-        return found
-
-    def _total(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
-        return self.sim.held_bytes(point, part_bytes) + self.sim.fixed_bytes(point)
-
-    def _prefix(self, x: IntArray, position: int) -> "_Prefix":
-        """Points and bytes of the columns left of ``position``, from those of the last call where they continue it.
+    def _held(self, x: IntArray, position: int) -> Held:
+        """What rows filled left of a column hold, from those of the last call where they continue it.
 
         Masks are asked for column by column, so that each call adds one variable's bytes instead of all of them.
         """
         last, first = self._last, self.num_degree_components
         if last is not None and last.continues(x, position) and position > first:
-            point, column = last.point, position - 1
-            used = last.used + self._bytes[column - first][point, x[:, column]]
+            held = self.room.take(last.held, position - 1 - first, x[:, position - 1])
         else:
-            point = self.points_of(x)
-            used = np.zeros((len(x), len(self.sim.parts)))
+            held = self.room.begin(self.points_of(x))
             for u in range(position - first):
-                used = used + self._bytes[u][point, x[:, first + u]]
-        self._last = _Prefix(columns=x[:, :position].copy(), point=point, used=used)
-        return self._last
-
-    def _fits_after(self, prefix: "_Prefix", v: int) -> BoolArray:
-        """Options of variable ``v`` after which the cheapest rest still fits: [n, options]."""
-        num_options = len(self.sim.variables[v].choices)
-        fits = np.ones((len(prefix.point), num_options), dtype=bool)
-        tight = np.flatnonzero(self._tight[prefix.point])
-        if not len(tight):
-            return fits
-        at = prefix.point[tight]
-        used = self._least_after[v][at] + prefix.used[tight]
-        each = (used[:, None] + self._bytes[v][at]).reshape(len(at) * num_options, -1)
-        total = self._total(np.repeat(at, num_options), each)
-        fits[tight] = (total <= self.sim.capacity_bytes).reshape(len(at), num_options)
-        return fits
+                held = self.room.take(held, u, x[:, first + u])
+        self._last = _Prefix(columns=x[:, :position].copy(), held=held)
+        return held
 
     def legal(self, x: IntArray) -> BoolArray:
         """Whether rows are legal points with legal choices that fit in memory."""
@@ -177,12 +127,11 @@ class ShardingProblem:
         rows = np.flatnonzero(ok)
         at, dims = point[rows], dims[rows]
         good = np.ones(len(rows), dtype=bool)
-        used = np.zeros((len(rows), len(self.sim.parts)))
         for v, variable in enumerate(self.sim.variables):
-            good &= variable.legal[at, dims[:, v]]
-            good &= self._goes_with_residual(x[rows], v)[np.arange(len(rows)), dims[:, v]]
-            used += self._bytes[v][at, dims[:, v]]
-        good &= self._total(at, used) <= self.sim.capacity_bytes
+            good &= variable.legal[at, dims[:, v]] & self._goes_with_residual[v][dims[:, 0], dims[:, v]]
+        tight = np.flatnonzero(self.room.tight[at])
+        held = self.room.part_bytes(at[tight], dims[tight])
+        good[tight] &= self.room.total(at[tight], held) <= self.sim.capacity_bytes
         ok[rows] = good
         return ok
 
@@ -226,7 +175,7 @@ class ShardingProblem:
             at = variable.choices.index(wanted) if wanted in variable.choices else variable.choices.index(None)
             usable = variable.legal[:, at]
             if v:
-                usable = usable & self._goes_with_residual(np.concatenate([self._rows, dims], 1), v)[:, at]
+                usable = usable & self._goes_with_residual[v][dims[:, 0], at]
             fallback = np.where(
                 variable.legal[:, variable.choices.index(None)],
                 variable.choices.index(None),

@@ -19,6 +19,10 @@ STEP_SHARE = 0.7
 """Share of the edits of a degree that go to the next size instead of to any. [chosen: prototype]"""
 COUPLED_SHARE = 0.3
 """Share of the mutations that also move several degrees one size each at once. [chosen]"""
+FULL_SHARE = 0.5
+"""Share of the coupled moves after which the batch is the largest that fits, or a few sizes less. [chosen]"""
+FULL_STOP = 0.5
+"""Success probability of the geometric number of sizes less, from 0. [chosen]"""
 CROSSOVER_SHARE = 0.3
 """Share of the mutations that take their choices from a second parent. [chosen]"""
 
@@ -57,7 +61,7 @@ def mutate(problem: Problem, pool: IntArray, num: int, rng: np.random.Generator)
     """[num, C] legal strategies near those of a [k, C] pool, best first; some may equal one of the pool.
 
     Parents are the better of two draws. A child edits up to five components, may take the choices (all but the
-    degrees) of a second parent, and may move several degrees by one size at once.
+    degrees) of a second parent, and may move several degrees by one size at once, its batch then being filled up.
     """
     num_degrees = problem.num_degree_components
     rows = np.arange(num)
@@ -107,6 +111,11 @@ def _edit(problem: Problem, y: IntArray, num_edits: IntArray, rng: np.random.Gen
         y[rows[active], component[active]] = option[active]
     coupled = rows[rng.random(num) < COUPLED_SHARE]
     y[coupled, :num_degrees] += rng.integers(-1, 2, (len(coupled), num_degrees))
+    batch = num_degrees - 1
+    full = coupled[rng.random(len(coupled)) < FULL_SHARE]
+    y[full, batch] = problem.num_options[batch] - 1
+    y = project(problem, y)
+    y[full, batch] -= rng.geometric(FULL_STOP, len(full)) - 1
     return project(problem, y)
 
 

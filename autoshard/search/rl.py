@@ -8,12 +8,12 @@ steps. The episode is one step long, so the advantage is the reward ranked withi
 From the paper: the elite history of T strategies behind attention, the reward α·throughput + β·improvement, five
 chunks of 4,000 calls, a restart with inherited history once the policy is confident, and returning the best ever
 seen. Added, because a prototype showed what each is worth (in falling order): exact masks, imitation of the elites
-(c_I), independent chunks ("islands") whose histories meet only in the last, and mutations of the elites in each batch.
-The mutations are off the policy, so they never enter the ratio ρ; they teach through the elites. `PAPER` is the agent
-without what was added (`rl-paper`).
+(c_I), independent chunks ("islands") whose histories meet only in the last, mutations of the elites in each batch, and
+at the end sweeps: every strategy one move from the best (`sweeps.py`). Mutations are off the policy, so they never
+enter the ratio ρ; they teach through the elites. `PAPER` is the agent without what was added (`rl-paper`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from autoshard.errors import InvalidInputError
-from autoshard.search.elites import Elites
+from autoshard.search.elites import Elites, fitness
 from autoshard.search.policy import Batch, Policy
+from autoshard.search.policy_file import SavedPolicy
 from autoshard.search.proposals import mutate
 from autoshard.search.protocol import BoolArray, FloatArray, IntArray, Problem, Scores
 from autoshard.search.result import Recorder, SearchResult
 from autoshard.search.reward import reward
+from autoshard.search.sweeps import combined, degree_moves, pair_edits, run_edits, single_edits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class RLConfig:
     """Share of the calls left for the last chunk, where the islands' histories meet. [chosen]"""
     mutation_share: float = 0.3
     """Least share of a batch that are mutations of elites; they also replace what the policy repeats. [chosen]"""
+    sweep_share: float = 0.4
+    """Share of the calls, the last, for all moves from the best strategies (`sweeps`). [chosen]"""
+    donors: int = 6
+    """Strategies of the pool whose runs of choices a sweep tries. [chosen]"""
     pool: int = 20
     """Best strategies kept to be mutated. [chosen]"""
     pool_key_components: int = 3
@@ -61,7 +67,7 @@ class RLConfig:
     """Advantage from the reward's rank in the batch, else from its standard score. [chosen]"""
     batch: int = 50
     """Strategies per iteration. [chosen]"""
-    epochs: int = 4
+    epochs: int = 2
     """Gradient steps per iteration. [chosen]"""
     clip: float = 0.2
     """ε: how far a step may move a strategy's probability ratio. [chosen: PPO's usual]"""
@@ -73,7 +79,7 @@ class RLConfig:
     """c_H per component at its end. [chosen]"""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm. [chosen]"""
-    width: int = 64
+    width: int = 32
     """D: width of embeddings, encoder and head. [chosen]"""
     heads: int = 4
     """Attention heads of the encoder. [chosen]"""
@@ -89,7 +95,7 @@ class RLConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"RLConfig.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("confidence", "merged_share", "mutation_share"):
+        for name in ("confidence", "merged_share", "mutation_share", "sweep_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidInputError(f"RLConfig.{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.width % self.heads:
@@ -99,6 +105,7 @@ class RLConfig:
 PAPER = RLConfig(
     islands=False,
     mutation_share=0.0,
+    sweep_share=0.0,
     imitation=0.0,
     ranked_advantage=False,
     factorised=True,
@@ -107,11 +114,24 @@ PAPER = RLConfig(
 """The paper's agent as published: T = 3, τ = 0.95, 5 chunks, each inheriting; what it leaves open is as in `rl`."""
 
 
-def search(problem: Problem, *, seed: int, config: RLConfig | None = None, name: str = "rl") -> SearchResult:
-    """Search with the agent until the problem's budget is spent or nothing new turns up; `name` is the result's."""
-    agent = _Agent(problem, seed, config or RLConfig())
+def search(
+    problem: Problem,
+    *,
+    seed: int,
+    config: RLConfig | None = None,
+    name: str = "rl",
+    warm_start: SavedPolicy | None = None,
+    keep: Callable[[SavedPolicy], None] | None = None,
+) -> SearchResult:
+    """Search with the agent until the problem's budget is spent or nothing new turns up; `name` is the result's.
+
+    The first policy of every chunk starts from ``warm_start``; ``keep`` is given the one trained longest.
+    """
+    agent = _Agent(problem, seed, config or RLConfig(), warm_start)
     with _single_thread():
         agent.run()
+    if keep is not None and agent.policy is not None:
+        keep(SavedPolicy.of(agent.policy, problem.component_names, agent.archive.history))
     return agent.recorder.result(name, seed)
 
 
@@ -148,8 +168,11 @@ class _Memory:
 class _Agent:
     """One run: its generators, its recorder, and the memory that the chunks hand on."""
 
-    def __init__(self, problem: Problem, seed: int, config: RLConfig) -> None:
-        self.problem, self.config = problem, config
+    def __init__(self, problem: Problem, seed: int, config: RLConfig, warm_start: SavedPolicy | None = None) -> None:
+        self.problem, self.config, self.warm_start = problem, config, warm_start
+        self.policy: Policy | None = None
+        self._most_updates = 0
+        self.archive = _Memory(config)
         self.recorder = Recorder(problem)
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -160,8 +183,9 @@ class _Agent:
         config = self.config
         num_islands = config.chunks - 1
         total = self.recorder.calls_left
+        total -= round(config.sweep_share * total)
         last_share = config.merged_share if config.islands else 1 / config.chunks
-        archive = _Memory(config)
+        archive = self.archive
         for chunk in range(config.chunks):
             last = chunk == num_islands
             end = total if last else ceil(total * (1 - last_share) * (chunk + 1) / num_islands)
@@ -170,6 +194,51 @@ class _Agent:
                 memory.merge(archive)
             self._run_chunk(memory, end)
             archive.merge(memory)
+        if config.sweep_share:
+            self._sweep(archive)
+
+    def _sweep(self, memory: _Memory) -> None:
+        """Spend the calls left on all moves from the best, then from the next best, beginning anew where one is better.
+
+        Once the pool holds nothing new, on mutations of it.
+        """
+        swept: set[bytes] = set()
+        while self.recorder.calls_left:
+            x = next((row for row in memory.pool.strategies if row.tobytes() not in swept), None)
+            if x is None:
+                calls = self.recorder.calls
+                self._evaluate_mutations(memory, self.config.batch)
+                if self.recorder.calls == calls:
+                    return
+                continue
+            if not self._improve(memory, x):
+                swept.add(x.tobytes())
+
+    def _improve(self, memory: _Memory, x: IntArray) -> bool:
+        """Try all moves from a strategy, kind by kind; stops and returns True once one is better than the best."""
+        problem, recorder = self.problem, self.recorder
+        donors = memory.pool.strategies[: self.config.donors]
+        kinds: tuple[Callable[[], IntArray], ...] = (
+            lambda: single_edits(problem, x),
+            lambda: pair_edits(problem, x),
+            lambda: run_edits(problem, x, donors),
+            lambda: degree_moves(problem, x),
+        )
+        before = fitness(recorder.evaluate(x[None]))
+        for moves in kinds:
+            best = recorder.throughput
+            y = moves()
+            y = y[~np.array(recorder.seen(y), dtype=bool)]
+            scores = recorder.evaluate(y)
+            memory.update(y, scores)
+            gain = fitness(scores) - before
+            better = np.argsort(-gain, kind="stable")[: int((gain > 0).sum())]
+            if len(better) > 1:
+                both = combined(problem, x, y[better])
+                memory.update(both, recorder.evaluate(both))
+            if recorder.throughput > best:
+                return True
+        return False
 
     def _run_chunk(self, memory: _Memory, end: int) -> None:
         """Train policies, each inheriting the history of the one before, until `end` calls are used."""
@@ -192,7 +261,10 @@ class _Agent:
             factorised=config.factorised,
             generator=self.generator,
         )
+        if self.warm_start is not None and recorder.calls == start:
+            self.warm_start.hand_on(policy, self.problem.component_names)
         optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, fused=True)
+        num_updates = 0
         while recorder.calls < end:
             calls, best_before = recorder.calls, recorder.throughput
             seen = memory.history.copy()
@@ -207,6 +279,9 @@ class _Agent:
             progress = min(1.0, (recorder.calls - start) / (end - start))
             entropy_weight = config.entropy_start + progress * (config.entropy_end - config.entropy_start)
             self._update(policy, optimizer, seen, memory.history, batch, advantages, entropy_weight)
+            num_updates += 1
+            if num_updates >= self._most_updates:
+                self.policy, self._most_updates = policy, num_updates
             if batch.confidence >= config.confidence or recorder.calls == calls:
                 return
 

@@ -1,16 +1,36 @@
 """What is run: the declared points, methods and variants. A point is a model, a cluster and a workload.
 
-The subset fits in 40 minutes on two cores; ``full`` is resumable and takes a night. Hyperparameters of the agent were
-chosen on toy problems and on mixtral-8x7b, qwen3-235b-a22b and gpt-moe-60b (``tuned``); the other points are held out.
+Three sets: ``subset`` fits in 40 minutes on two cores, ``full`` takes a night, ``catalogue`` has every model by name on
+two clusters and in two phases (`docs/results/search.md`). All are resumable. Hyperparameters were chosen
+on toy problems and on the models of ``TUNED_ON``, about every other one of the catalogue; the rest is held out.
 """
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autoshard.catalogue import entries
 from autoshard.search.rl import PAPER, RLConfig
 from autoshard.workload import Workload
 
-TUNED_ON = ("mixtral-8x7b", "qwen3-235b-a22b", "gpt-moe-60b")
+TUNED_ON = (
+    "mixtral-8x7b",
+    "qwen3-235b-a22b",
+    "qwen3-coder-480b",
+    "qwen3-32b",
+    "llama-3.1-70b",
+    "deepseek-v3.2",
+    "glm-5",
+    "gpt-oss-120b",
+    "llama-4-maverick",
+    "glm-4.5",
+    "phi-3.5-moe",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-397b-a17b",
+    "jamba-v0.1",
+    "gpt-moe-60b",
+    "gpt-moe-1.6t",
+)
 METHODS = ("rl", "rl-paper", "megatron", "anneal", "mcmc", "evolution", "random")
 BUDGET = 4000
 
@@ -82,12 +102,22 @@ FULL = tuple(
     for what in (decode(1), decode(16), decode(64), decode(16, tpot_ms=50), prefill(8))
 )
 
+CATALOGUE = tuple(
+    _point(entry.name, cluster, what)
+    for cluster, what in itertools.product(("H100x64", "H100x512"), (decode(16), prefill(8)))
+    for entry in entries()
+)
+SETS = {"subset": SUBSET, "full": FULL, "catalogue": CATALOGUE}
+
 _RL = RLConfig()
 VARIANTS: dict[str, RLConfig] = {
     "as shipped": _RL,
-    "no learning (rate 0: masks and mutations only)": replace(_RL, learning_rate=0.0),
+    "no learning (rate 0)": replace(_RL, learning_rate=0.0),
+    "no learning, no sweeps (masks and mutations only)": replace(_RL, learning_rate=0.0, sweep_share=0.0),
+    "no sweeps": replace(_RL, sweep_share=0.0),
     "no mutations": replace(_RL, mutation_share=0.0),
-    "no mutations, no imitation": replace(_RL, mutation_share=0.0, imitation=0.0),
+    "no sweeps, no mutations": replace(_RL, sweep_share=0.0, mutation_share=0.0),
+    "no sweeps, mutations, imitation": replace(_RL, sweep_share=0.0, mutation_share=0.0, imitation=0.0),
     "no imitation": replace(_RL, imitation=0.0),
     "no islands": replace(_RL, islands=False),
     "loose masks": replace(_RL, exact_masks=False),

@@ -105,6 +105,10 @@ def test_the_k_best_and_every_option_are_brute_force(kinds: str, tied: bool, sla
     count = min(3, int((best > 0).sum()))
     assert found.values[list(found.best_points)] == pytest.approx(np.sort(best)[::-1][:count], rel=1e-9)
 
+    if slack == 2.0:  # everything fits, so no point is left open
+        assert exact.run(everywhere=True).values == pytest.approx(best, rel=1e-9)
+        assert np.count_nonzero(found.values) <= np.count_nonzero(best)
+
     tp = np.unique(sim.points.tp, return_inverse=True)[1]
     found = exact.run(2, tp)
     of_tp = np.array([best[tp == t].max() for t in range(tp.max() + 1)])

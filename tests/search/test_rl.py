@@ -49,7 +49,7 @@ def test_the_policy_itself_learns() -> None:
         return scores
 
     problem.evaluate = listen
-    rl.search(problem, seed=0, config=rl.RLConfig(mutation_share=0.0, chunks=1, confidence=1.0))
+    rl.search(problem, seed=0, config=rl.RLConfig(mutation_share=0.0, sweep_share=0.0, chunks=1, confidence=1.0))
     assert np.median(drawn[-200:]) > 3 * np.median(drawn[:200])
 
 

@@ -35,6 +35,8 @@ def plan(
     fix: o.Fix = None,
     stages: o.Stages = None,
     polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
+    warm_start: Annotated[Path | None, typer.Option(help="A saved policy that rl starts from.")] = None,
+    save_policy: Annotated[Path | None, typer.Option(help="Write the policy that rl trained longest here.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -54,6 +56,8 @@ def plan(
     )
     if output is not None:
         check_writable(output)
+    if save_policy is not None:
+        check_writable(save_policy)
     with progress() as tell:
         tell("importing torch")
         from autoshard.api.describe import describe_plan
@@ -71,6 +75,8 @@ def plan(
             fix=fix,
             pin=pin,
             polish=polish,
+            warm_start=warm_start,
+            save_policy=save_policy,
             progress=tell,
         )
     data = describe_plan(found.data)

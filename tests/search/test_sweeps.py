@@ -1,0 +1,79 @@
+"""Moves from one strategy: all of them, legal, none twice, none the strategy itself."""
+
+import numpy as np
+import pytest
+
+from autoshard.search.sweeps import combined, degree_moves, pair_edits, run_edits, single_edits
+from tests.search.toy import NUM_DEGREES, ToyProblem
+
+
+@pytest.fixture(scope="module")
+def roomy() -> ToyProblem:
+    """12 devices and 7 operators so small that any choices fit at a batch of 32 sequences."""
+    problem = ToyProblem(num_gpus=12, num_ops=7)
+    problem.weight = problem.weight / 50
+    return problem
+
+
+@pytest.fixture(scope="module")
+def x(roomy: ToyProblem) -> np.ndarray:
+    """group 12, pp 1, tp 6, ep 2, batch 32 (divisors are 1 2 3 4 6 12); every operator split."""
+    strategy = np.array([5, 0, 4, 1, 5, 0, 1, 0, 1, 0, 1, 0])
+    assert roomy.legal(strategy[None]).all()
+    return strategy
+
+
+def changed(rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return (rows != x).sum(1)
+
+
+def test_every_move_is_legal_and_new(roomy: ToyProblem, x: np.ndarray) -> None:
+    donors = np.array([[5, 0, 4, 1, 5, 2, 2, 2, 2, 2, 2, 2]])
+    for rows in (single_edits(roomy, x), pair_edits(roomy, x), run_edits(roomy, x, donors), degree_moves(roomy, x)):
+        assert len(rows) and roomy.legal(rows).all()
+        assert (changed(rows, x) > 0).all()
+        assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_single_edits_try_every_other_choice(roomy: ToyProblem, x: np.ndarray) -> None:
+    rows = single_edits(roomy, x)
+    of_choices = rows[(rows[:, :NUM_DEGREES] == x[:NUM_DEGREES]).all(1)]
+    # Seven operators of three options: two others each.
+    assert len(of_choices) == 7 * 2
+    assert (changed(of_choices, x) == 1).all()
+
+
+def test_pair_edits_change_two_near_choices(roomy: ToyProblem, x: np.ndarray) -> None:
+    rows = pair_edits(roomy, x)
+    # 6 pairs of neighbours and 5 next but one, of which both take one of two other options.
+    assert len(rows) == (6 + 5) * 4
+    assert (changed(rows, x) == 2).all()
+
+
+def test_a_run_reaches_what_no_pair_does(roomy: ToyProblem, x: np.ndarray) -> None:
+    """Four operators replicated at once: the move that an FFN needs, here without a donor that has it."""
+    wanted = x.copy()
+    wanted[6:10] = 2
+    rows = run_edits(roomy, x, x[None][:0])
+    assert (rows == wanted).all(1).any()
+    donor = x.copy()
+    donor[6:9] = (0, 2, 0)
+    taken = run_edits(roomy, x, donor[None])
+    assert (taken == donor).all(1).any()
+    assert not (rows == donor).all(1).any()
+
+
+def test_the_batch_is_filled_up_after_the_degrees_moved(roomy: ToyProblem, x: np.ndarray) -> None:
+    rows = degree_moves(roomy, x)
+    degrees = [5, 0, 5, 1]  # tp 12 in place of 6
+    batches = rows[(rows[:, :4] == degrees).all(1), 4]
+    allowed = np.flatnonzero(roomy.mask(np.array([[*degrees, *x[4:]]]), 4)[0])
+    assert {int(allowed[-1]), int(allowed[-2])} <= set(batches.tolist())
+
+
+def test_moves_that_touch_different_components_are_made_at_once(roomy: ToyProblem, x: np.ndarray) -> None:
+    first, second, third = x.copy(), x.copy(), x.copy()
+    first[6], second[8], third[6] = 2, 2, 0
+    expected = x.copy()
+    expected[[6, 8]] = 2  # the third touches what the first has
+    assert combined(roomy, x, np.stack([first, second, third])).tolist() == [expected.tolist()]
