@@ -51,6 +51,10 @@ def section(name: str) -> Iterator[str]:
             yield f"| {r.name} | {of} | `{cell(condition)}` | {cell(scope)} | {r.effect} | {cell(r.source)} |"
 
 
+def _outside(inside: str) -> str:
+    return ", outside the budget" if inside == "0" else f", in the budget if `{inside}`"
+
+
 def _memory(engine: Engine) -> Iterator[str]:
     m = engine.memory
     yield "| memory | value | source |\n|---|---|---|"
@@ -63,7 +67,7 @@ def _memory(engine: Engine) -> Iterator[str]:
     shown = (
         ("context", f"{m.context:g} GiB"),
         ("communication", f"{m.communication:g} GiB from two ranks"),
-        ("graphs", f"{m.graphs:g} GiB{'' if m.graphs_in_budget else ', outside the budget'}"),
+        ("graphs", f"{m.graphs:g} GiB{_outside(m.graphs_in_budget.text)}"),
         ("max_num_tokens", f"`{m.max_num_tokens.text}`"),
         ("max_num_seqs", f"`{m.max_num_seqs.text}`"),
         ("logits_bytes", f"{m.logits_bytes:g} B a sequence and vocabulary entry"),

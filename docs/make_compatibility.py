@@ -1,8 +1,8 @@
 """Writes docs/compatibility.md: what runs, architecture by architecture, and how exactly. Minutes of CPU time.
 
-Every architecture is built small with random weights and run sharded on simulated ranks (threads of this process;
-pipelines on real gloo ranks) in float64 with forced float32 lifted, a prompt and cached decode steps, and compared with
-itself unsharded. ``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
+Every architecture is built small with random weights and run sharded on simulated ranks (threads of this process) in
+float64 with forced float32 lifted, a prompt and cached decode steps, and compared with itself unsharded.
+``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
 """
 
 import importlib.util
@@ -105,10 +105,10 @@ COLUMNS = (
 TEXT = """# What runs, and how exactly
 
 Written by `python docs/make_compatibility.py`: do not edit. Each architecture, built small with random weights, runs a
-prompt and cached decode steps sharded on four simulated ranks (pipelines: real gloo ranks) and is compared with itself
-unsharded, in float64 with forced float32 lifted in both. A number is the worst max|a-b| / max|b| of the logits over
-ranks and passes; beside it stands nothing else only if the collectives (kind, group, bytes, count) and the bytes of
-parameters of every rank were exactly those listed beforehand. A letter is the reason why something is not offered.
+prompt and cached decode steps sharded on four simulated ranks (pipelines of some rows: gloo ranks) and is compared with
+itself unsharded, in float64 with forced float32 lifted in both. A number is the worst max|a-b| / max|b| of the logits
+over ranks and passes; beside it stands nothing else only if the collectives (kind, group, bytes, count) and the bytes
+of parameters of every rank were exactly those listed beforehand. A letter is the reason why something is not offered.
 Degrees: Megatron, all-gather and replicated tp=4; EP tp=4, ep=4; EP x TP ep=2, etp=2; DP attention + EP dp=4, ep=4.
 """
 
@@ -221,13 +221,13 @@ def row(source: ModelSource) -> dict[str, str]:
     texts = {name: f"({cell.reason})" for name, cell in {**found, "kv < tp": kv}.items() if not cell.strategies}
     pipelines = {n: c for n, c in found.items() if n.startswith("PP") and c.strategies}
     stage = {n: c for n, c in found.items() if n not in pipelines and c.strategies}
-    runs = [(job(reduced, graph, stage), NPROC, True)]
+    runs = [(job(reduced, graph, stage), NPROC)]
     if kv.strategies:
-        runs.append((job(kv_source, kv_graph, {"kv < tp": kv}), NPROC, True))
-    runs += [(job(reduced, graph, {n: c}), c.strategies[0].degrees.num_devices, False) for n, c in pipelines.items()]
-    for work, nproc, simulated in runs:
+        runs.append((job(kv_source, kv_graph, {"kv < tp": kv}), NPROC))
+    runs += [(job(reduced, graph, {n: c}), c.strategies[0].degrees.num_devices) for n, c in pipelines.items()]
+    for work, nproc in runs:
         by_name: dict[str, list[ValidationReport]] = {}
-        for report in validate([work], nproc=nproc, simulated=simulated, timeout_s=600):
+        for report in validate([work], nproc=nproc, simulated=True, timeout_s=600):
             by_name.setdefault(report.name, []).append(report)
         texts |= {name: text_of(reports) for name, reports in by_name.items()}
     return texts

@@ -187,6 +187,7 @@ def main() -> None:
     targets = tuple(filter(None, asked.again.split(","))) or COLUMNS
     for model in asked.models or [e.name for e in catalogue.entries()]:
         make(model, rows, targets, again=bool(asked.again or asked.models))
+    rows = read_rows()  # another run may have added some
     ordered = [rows[m, c] for m, c in ((e.name, c) for e in catalogue.entries() for c in CLUSTERS) if (m, c) in rows]
     ROWS.write_text("".join(json.dumps(row) + "\n" for row in ordered), encoding="utf-8")
     (HERE / "exports.md").write_text(page(rows), encoding="utf-8")

@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.api.engine_rules import EngineRules, engine_rules
 from autoshard.api.solve import make_simulator, solve
-from autoshard.errors import NoFeasiblePlanError
+from autoshard.errors import AutoshardError
 from autoshard.export import TARGETS
 from autoshard.ir import OpGraph
 from autoshard.sharding import Strategy
@@ -55,13 +55,13 @@ def _of_spaces(simulator: Simulator, to: str) -> Nearest:
                 simulator.graph, simulator.cluster, simulator.workload, fixed=dict(fixed), pinned=pins
             )
             best = solve(inner, algorithm="exact")
-        except NoFeasiblePlanError as error:
-            why = str(error)
+        except AutoshardError as error:  # nothing fits, or the model has no such choice
+            why = why or str(error)
             continue
         strategy = inner.strategy(best.point, best.dims)
         reasons = TARGETS[to].reasons(simulator.graph, strategy)
         if reasons:
-            why = reasons[0]
+            why = why or reasons[0]
         elif best.found > found.tokens_per_s_per_gpu:
             found = Nearest(strategy=strategy, tokens_per_s_per_gpu=best.found)
     return found if found.strategy is not None else Nearest(why_none=why)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from autoshard.api.candidates import Candidate
 from autoshard.api.verdict import Request, any_plan, with_cluster, with_scheme
 from autoshard.engines import find_scheme
 
@@ -26,6 +27,8 @@ def relaxations(request: Request) -> list[dict[str, Any]]:
     for kind in (_devices, _context, _kv_dtype, _weights, _launch):
         for value, text, changed in kind(request):
             plan = any_plan(changed)
+            if plan is not None and kind is _context:
+                value, text, plan = _longest(request, value, text, plan)
             if plan is not None:
                 found.append({"change": kind.__name__[1:], "value": value, "message": text, "degrees": plan.to_dict()})
                 break
@@ -49,6 +52,21 @@ def _context(request: Request) -> Iterator[tuple[Any, str, Request]]:
     while tokens > SHORTEST:
         tokens = max(tokens // 2, SHORTEST)
         yield tokens, f"a context of {tokens:,} tokens", replace(request, context=tokens)
+
+
+def _longest(request: Request, tokens: int, text: str, plan: Candidate) -> tuple[int, str, Candidate]:
+    """The longest context, in steps of a sixteenth, between one that works and twice that."""
+    step = max(tokens // 16, 1)
+    works, fails = 0, min(16, (request.context - tokens) // step + 1)
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        longer = tokens + middle * step
+        found = any_plan(replace(request, context=longer))
+        if found is None:
+            fails = middle
+        else:
+            works, plan, text = middle, found, f"a context of {longer:,} tokens"
+    return tokens + works * step, text, plan
 
 
 def _kv_dtype(request: Request) -> Iterator[tuple[Any, str, Request]]:

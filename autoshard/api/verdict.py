@@ -100,13 +100,18 @@ def memory_finding(request: Request, memory: RankMemory) -> Finding:
         f"weights {m.weights.total / GIB:.1f}, activations {m.activations / GIB:.1f}, context, buffers and graphs"
         f" {other / GIB:.1f} GiB"
     )
-    if m.request > m.budget:
+    need = f"one request of {request.context:,} tokens needs {m.request / GIB:.2f}"
+    if m.budget < 0:
         what = (
-            f"{parts} leave {m.budget / GIB:.1f} GiB of a {device}'s {m.capacity / GIB:.1f} to the KV cache; one"
-            f" request of {request.context:,} tokens needs {m.request / GIB:.2f}"
+            f"{parts} are {-m.budget / GIB:.1f} GiB more than the engine may use of the {device}'s"
+            f" {m.capacity / GIB:.1f}; beside them {need}"
+        )
+    elif m.request > m.budget:
+        what = (
+            f"{parts} leave {m.budget / GIB:.1f} GiB of the {device}'s {m.capacity / GIB:.1f} to the KV cache; {need}"
         )
     else:
-        what = f"{parts} and one request of {m.request / GIB:.2f} exceed a {device}'s {m.capacity / GIB:.1f} GiB"
+        what = f"{parts} and one request of {m.request / GIB:.2f} exceed the {device}'s {m.capacity / GIB:.1f} GiB"
     values = {
         "weights_gib": m.weights.total / GIB,
         "activations_gib": m.activations / GIB,
@@ -139,11 +144,29 @@ def judge(request: Request) -> Verdict:
         at = memory.at(**candidate.degrees())
         verdict = Verdict(request=request, chosen=candidate, findings=findings, memory=at)
         if at.fits:
-            return verdict
+            return replace(verdict, findings=(*findings, *_why_ep(request, candidate, rules)))
         if best is None or at.budget - at.request > best.memory.budget - best.memory.request:
             best = verdict
     assert best is not None
     return best
+
+
+def _why_ep(request: Request, taken: Candidate, rules: Judge) -> tuple[Finding, ...]:
+    """A note where expert parallelism was left free and only some of it is legal: a launch without it would fail."""
+    if taken.ep == 1 or {"ep", "etp"} & set(request.fixed):
+        return ()
+    without = replace(taken, ep=1, etp=taken.dp * taken.tp)
+    broken = [f for f in rules.findings(**without.degrees(), replicas=without.replicas) if f.effect != "note"]
+    return tuple(
+        Finding(
+            rule="ep is needed",
+            values={"ep": taken.ep},
+            message=f"ep={taken.ep} was taken, as the request leaves it free: with ep=1, {f.message}",
+            effect="note",
+            source=f.source,
+        )
+        for f in broken[:1]
+    )
 
 
 def _candidates(request: Request, fixed: Mapping[str, int], *, idle: bool = False) -> list[Candidate]:

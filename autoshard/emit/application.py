@@ -28,7 +28,7 @@ from autoshard.emit.steps import Axes
 from autoshard.emit.tokens import carry_inside, split_input
 from autoshard.emit.whole import emit_local
 from autoshard.errors import InvalidInputError, PlanMismatchError
-from autoshard.ir import Block, ExpertsLinear, OpGraph
+from autoshard.ir import Block, ExpertsLinear, Linear, OpGraph
 from autoshard.sharding import (
     Layout,
     ResolvedOp,
@@ -41,7 +41,7 @@ from autoshard.sharding import (
     strategy_reasons,
 )
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import tensor_axes
+from autoshard.sharding.space import is_module, tensor_axes
 
 _APPLIED = "_autoshard_applied"
 
@@ -72,7 +72,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     resolved = resolve_graph(graph, strategy)
     own = stages_of(graph, strategy)[mesh.get_local_rank(PIPELINE) if strategy.degrees.pp > 1 else 0]
     if own.count > 1:
-        keep_stage(model, graph, strategy, own)
+        keep_stage(model, graph, strategy, own, mesh.device_type)
     shard_parameters(model, stage_placements(graph, strategy, own), mesh, stage, axes)
     for block, instance in stage_instances(graph, own):
         _emit_block(model, block, instance, resolved[block.name], axes)
@@ -98,6 +98,8 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
     leaders = list(head_leaders(items))
     headed = {i.op.name for leader in leaders for i in used_by(leader, items)}
     for item in items:
+        if isinstance(item.op, Linear) and not is_module(block, item.op):
+            continue
         if item.op.kind not in by_kind or not item.op.inputs or item.op.name in headed:
             continue  # additions and activations have no module of their own; unused parameters compute nothing
         by_kind[item.op.kind](model.get_submodule(block.fqn(_owner(item), instance)), item)
@@ -107,7 +109,7 @@ def _emit_block(model: nn.Module, block: Block, instance: int, items: Sequence[R
         if item.op.name not in headed:
             _emit_used_inside(model, block, instance, item)
     for item in items:
-        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down" and is_stacked(item.op):
             _keep_width_around(model, block, instance, item, items, axes)
 
 
@@ -116,12 +118,28 @@ def _emit_used_inside(model: nn.Module, block: Block, instance: int, item: Resol
     op = item.op
     owners = dict.fromkeys(p.fqn.rpartition(".")[0] for p in op.params)
     loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
+    if isinstance(op, Linear) and op.follows is None and not is_module(block, op):
+        emit_local(
+            model.get_submodule(block.fqn(op.fqn, instance)), [model.get_submodule(block.fqn(_owner(item), instance))]
+        )
+        return
     if not loose and op.kind not in ("attention", "latent_attention", "mixer", "combine"):
         owners.pop(_owner(item), None)  # its own emission has done that
     if not owners or not (loose or op.kind in ("attention", "latent_attention", "mixer", "combine", "router")):
         return
-    module = model.get_submodule(block.fqn(op.fqn, instance))
-    emit_local(module, [model.get_submodule(block.fqn(owner, instance)) for owner in owners])
+    names = [block.fqn(owner, instance) for owner in owners]
+    inside = _called_around(model, names) if loose else model.get_submodule(block.fqn(op.fqn, instance))
+    emit_local(inside, [model.get_submodule(name) for name in names])
+
+
+def _called_around(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """The innermost module around all of ``names`` (or itself one of them) that is called: lists and dicts are not."""
+    path = names[0].split(".")
+    while not all(f"{name}.".startswith("".join(f"{part}." for part in path)) for name in names):
+        path.pop()
+    while isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
+        path.pop()
+    return model.get_submodule(".".join(path))
 
 
 def _owner(item: ResolvedOp) -> str:

@@ -61,12 +61,16 @@ class ForeignLayer(nn.Module):
 
 
 class ForeignModule(nn.Module):
-    """A module of another stage's prologue or epilogue: something of its output's shape."""
+    """A module of another stage's prologue or epilogue: something of its output's shape.
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
+    ``weight`` is empty: models ask it for its device (Llama-4 does, of the embedding) and its dtype.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: str) -> None:
         super().__init__()
         self.width = width
         self.dtype = dtype
+        self.weight = torch.empty(0, dtype=dtype, device=device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Ids (...) or features (..., in) -> nothing (..., width)."""

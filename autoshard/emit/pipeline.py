@@ -252,8 +252,11 @@ def logits_everywhere(model: nn.Module) -> Iterator[None]:
         pipeline.logits_on = before
 
 
-def keep_stage(model: nn.Module, graph: OpGraph, strategy: Strategy, stage: Stage) -> None:
-    """Put stand-ins in place of everything that other stages hold, so that its parameters can be freed."""
+def keep_stage(model: nn.Module, graph: OpGraph, strategy: Strategy, stage: Stage, device: str) -> None:
+    """Put stand-ins in place of everything that other stages hold, so that its parameters can be freed.
+
+    ``device`` is where the model will run, unless it is on meta.
+    """
     width = _local_width(graph, strategy)
     for number, (block, instance) in enumerate(layer_instances(graph)):
         if not stage.first <= number < stage.end:
@@ -262,9 +265,11 @@ def keep_stage(model: nn.Module, graph: OpGraph, strategy: Strategy, stage: Stag
     ends = ((graph.prologue, stage.has_prologue), (graph.epilogue, stage.has_epilogue))
     for op in (op for block, held in ends if not held for op in block.ops if op.params):
         owner = op.params[0].fqn.rpartition(".")[0]
-        dtype = next(model.get_submodule(owner).parameters()).dtype
+        parameter = next(model.get_submodule(owner).parameters())
+        where = "meta" if parameter.is_meta else device
         whole = tensor_width(op)
-        _replace(model, owner, ForeignModule(width if whole == residual_width(graph) else whole, dtype))
+        shown = width if whole == residual_width(graph) else whole
+        _replace(model, owner, ForeignModule(shown, parameter.dtype, where))
 
 
 def _local_width(graph: OpGraph, strategy: Strategy) -> int:

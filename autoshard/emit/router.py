@@ -7,6 +7,7 @@ The matrix is the one ``linear`` of the forward whose weight has the local shape
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -36,9 +37,15 @@ class WholeScores(TorchFunctionMode):
         assert option is not None
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         if option.choice == 1:
-            scores = run_steps(func(args[0], args[1]), option.internal, self.axes)
+            scores = self.whole(func(args[0], args[1]))
             return scores if bias is None else scores + bias
-        return run_steps(func(args[0], args[1], bias), option.internal, self.axes)
+        return self.whole(func(args[0], args[1], bias))
+
+    def whole(self, scores: Tensor) -> Tensor:
+        """Scores of every expert from this rank's experts, or from its part of the sum; sent in float32 at least."""
+        assert self.item.option is not None
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return run_steps(wide, self.item.option.internal, self.axes).to(scores.dtype)
 
 
 def emit_router(module: nn.Module, item: ResolvedOp, axes: Axes) -> None:

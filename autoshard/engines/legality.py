@@ -135,11 +135,12 @@ def _physics(facts: Mapping[str, Any], replicas: int) -> list[Finding]:
     needed = pp * max(dp * tp, ep * etp if facts["experts"] else 1) * replicas
     if needed > facts["devices"]:
         each = "" if replicas == 1 else f", {replicas} replicas"
+        split = f"dp={dp} * tp={tp}" if dp * tp >= ep * etp else f"ep={ep} * etp={etp}"
         found.append(
             _counting(
                 "devices",
                 {"pp": pp, "dp": dp, "tp": tp, "replicas": replicas, "devices": facts["devices"]},
-                f"pp={pp} * dp={dp} * tp={tp}{each} needs {needed} devices; the cluster has {facts['devices']}",
+                f"pp={pp} * {split}{each} needs {needed} devices; the cluster has {facts['devices']}",
             )
         )
     if facts["experts"] and dp * tp != ep * etp:

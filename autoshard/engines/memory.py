@@ -175,7 +175,7 @@ class MemoryModel:
         communication = memory.communication * GIB if int(facts["world"]) > 1 else 0.0
         graphs = memory.graphs * GIB
         fraction = float(facts.get("fraction", 0)) or float(memory.fraction.value(facts))
-        other = context + communication + (graphs if memory.graphs_in_budget else 0.0)
+        other = context + communication + (graphs if memory.graphs_in_budget.value(facts) else 0.0)
         if memory.budget == "of_static":
             budget = fraction * (total - context - communication) - weights.total
         elif memory.budget == "of_free":

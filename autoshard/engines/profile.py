@@ -94,7 +94,7 @@ class Memory(_Model):
     context: Annotated[float, Field(ge=0)]
     communication: Annotated[float, Field(ge=0)] = 0.0
     graphs: Annotated[float, Field(ge=0)] = 0.0
-    graphs_in_budget: bool = False
+    graphs_in_budget: Formula = Expression("0")
     max_num_tokens: Formula
     max_num_seqs: Formula
     logits_bytes: Annotated[float, Field(ge=0)] = 4.0

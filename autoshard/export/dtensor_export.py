@@ -30,7 +30,7 @@ from autoshard.plan import PlanData
 from autoshard.sharding import Degrees, Layout, ResolvedOp, Step, Strategy, strategy_reasons
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.sharding.rules.experts import is_stacked
-from autoshard.sharding.space import tensor_axes
+from autoshard.sharding.space import is_module, tensor_axes
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 
 VERSION = "2.11 to 2.14"
@@ -187,10 +187,11 @@ def _calls(reading: Reading, block: Block) -> Iterator[str]:
         if op.name in in_heads:
             continue
         loose = isinstance(op, ExpertsLinear) and not is_stacked(op)
-        if op.kind in _READS_PARAMETERS or loose:
+        inside_another = isinstance(op, Linear) and op.follows is None and not is_module(block, op)
+        if op.kind in _READS_PARAMETERS or loose or inside_another:
             owners = dict.fromkeys(at_layer(block, p.fqn.rpartition(".")[0]) for p in op.params)
             inside.setdefault(at_layer(block, op.fqn), {}).update(owners)
-        if op.inputs:
+        if op.inputs and not inside_another:
             yield from _call(reading, block, item, items)
     for leader in leaders:
         yield from _heads(reading, block, leader, headed[leader.op.name], items)

@@ -18,6 +18,7 @@ from autoshard.plan import PlanData
 from autoshard.sharding import Degrees, Strategy
 from autoshard.sharding.legality import axis_sizes, choice_key, expert_counts, mesh_of
 from autoshard.sharding.patterns import pattern_strategy
+from autoshard.sharding.strategy import DISPATCH
 
 VERSION = "5.24"
 
@@ -68,7 +69,7 @@ if __name__ == "__main__":
 def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
     """Why transformers 5.24 cannot run ``strategy``."""
     d = strategy.degrees
-    found = [*residual_reasons(strategy), *unknown_choices(graph, strategy)]
+    found = [*residual_reasons(strategy), *unknown_choices(graph, strategy, known=(DISPATCH,))]
     if d.pp > 1 and d.group > 1:
         found.append(f"pp={d.pp} with {d.group} ranks a stage: pipeline and tensor parallelism do not load together")
     elif d.pp > 1:
@@ -119,7 +120,7 @@ def distributed_config(graph: OpGraph, strategy: Strategy) -> dict[str, object]:
         "tp_plan": plan_of(False) if d.tp > 1 else None,
         "ep_size": d.ep if experts else 1,
         "ep_plan": experts or None,
-        "ep_implementation": "all_reduce" if experts else "auto",
+        "ep_implementation": ("all_to_all" if strategy.exchange else "all_reduce") if experts else "auto",
         "fsdp_size": 1,
         "pp_size": 1,
     }

@@ -11,7 +11,8 @@ packed_colwise           ``_StridedShard(-2, 2)``: gate and up side by side
 packed_rowwise           ``_StridedShard(-1, 2)``
 embedding_rowwise        vocabulary sharded, output all-reduced; ``embedding_colwise``: hidden sharded, all-gathered
 moe_tp_experts           an experts module on its shard, its output all-reduced
-grouped_gemm             an experts parameter ``Shard(0)``; ``ep_dispatch_experts`` on the module runs the exchange
+grouped_gemm             an experts parameter ``Shard(0)``; ``ep_dispatch_experts`` on the module runs the exchange,
+                         which ``ep_implementation`` names: all_reduce or all_to_all
 local_params             a module whose own parameters (sinks) are shards
 replicate                nothing
 ======================== ========================================================================

@@ -5,6 +5,8 @@ all readers need it otherwise; readers that need a shard of a whole tensor slice
 makes (the residual, the attention core's and the activation's output) are moved where they are read. So a gather that
 two readers share is paid once, and a sharded output always pays for what its reader needs -- residual additions
 included.
+
+Experts that are not stacked run whole, each rank on its own tokens: nothing is brought to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ from autoshard.ir import (
 from autoshard.sharding.layout import TP, Layout, R, Step, T, redistribute
 from autoshard.sharding.moe import StagePattern, combine, dispatch, dispatch_need
 from autoshard.sharding.option import Option
+from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import consumers, tensor_axes, tensor_rows, tensor_width
 
 _INLINE = (Attention, LatentAttention, Indexer, Mixer, Combine, Activation, Add)
@@ -62,7 +65,7 @@ def tensor_moves(
     ``readers`` are (op, input position, needed layout); ``final`` is the layout wanted where the tensor leaves the
     block, None if it does not.
     """
-    if isinstance(producer, ExpertsLinear) and producer.stage == "down":
+    if isinstance(producer, ExpertsLinear) and producer.stage == "down" and is_stacked(producer):
         wanted = final if final is not None else readers[0][2]
         steps = combine(raw, wanted, pattern, hidden=producer.out_dim.size)
         return Moves(delivered=wanted, exit=steps, entry=tuple(() for _ in readers))
@@ -89,7 +92,7 @@ def tensor_moves(
     entry = []
     for (op, position, need), at_tp in zip(readers, needs, strict=True):
         steps = bridge(delivered, at_tp)
-        if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
+        if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0 and is_stacked(op):
             steps = (*steps, *dispatch(need, pattern, op))
         elif steps and isinstance(op, _INLINE):
             raise UnsupportedModelError(f"{op.fqn}: its input {width} wide would have to move inside the module")
@@ -98,7 +101,7 @@ def tensor_moves(
 
 
 def _token_need(op: FusedOp, need: Layout, position: int, pattern: StagePattern) -> Layout:
-    if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0:
+    if isinstance(op, ExpertsLinear) and op.stage == "up" and position == 0 and is_stacked(op):
         return dispatch_need(need, pattern)
     return need
 

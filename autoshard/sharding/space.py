@@ -80,6 +80,8 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
             return embedding.options(op, axes)
         case Norm():
             return norm.options(op, axes)
+        case Linear() if op.follows is None and not is_module(block, op):
+            return linear.options(op, axes)[-1:]
         case Linear():
             return linear.options(op, axes)
         case Attention():
@@ -92,10 +94,25 @@ def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
             return router.options(op, axes)
         case ExpertsLinear():
             return experts.options(op, axes)
+        case Activation() if any(
+            isinstance(o, ExpertsLinear) and not experts.is_stacked(o) for o in _makers(block, op)
+        ):
+            return pointwise.options(op, axes)[-1:]  # inside a module that has all of its experts whole
         case Activation() | Opaque():
             return pointwise.options(op, axes)
         case Add():
             return ()
+
+
+def is_module(block: Block, op: Linear) -> bool:
+    """Whether a matrix is the forward of a module of its own, so that something can be put before and after it."""
+    owned = all(p.fqn.rpartition(".")[0] == op.fqn for p in op.params)
+    return owned and not any(o.fqn == op.fqn for o in block.ops if o is not op)
+
+
+def _makers(block: Block, op: FusedOp) -> list[FusedOp]:
+    """The ops whose outputs an op reads."""
+    return [o for o in block.ops if o.name in op.inputs]
 
 
 def option_axis(option: Option) -> Axis | None:
@@ -123,6 +140,9 @@ def _has_own_projections(block: Block, op: Attention) -> bool:
     return len({o.name for o in own}) == 3 == len(own) and all(isinstance(o, Linear | Norm) for o in own)
 
 
+_NO_MODULE = "another module computes with its weight, and more besides"
+
+
 def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
     """Choices that an op of its kind could have and this one has not at any degrees, each with the reason."""
     offered = {option.choice for option in options(block, op)}
@@ -133,6 +153,8 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
         case ExpertsLinear():
             why = "its experts are not one tensor, or its module takes them one by one"
             found = ((0, why), (1, why))
+        case Linear() if op.follows is None and not is_module(block, op):
+            found = ((0, _NO_MODULE), (1, _NO_MODULE))
         case Linear() if op.in_dim.name == "kv_rank":
             found = ((1, "its module reshapes the latent at its whole width"),)
         case Norm():
@@ -152,7 +174,9 @@ def sharded_residual_reason(graph: OpGraph) -> str | None:
     """
     for block, op in graph.all_ops():
         added = any(isinstance(reader, Add) for reader, _ in consumers(block, op.name))
-        if added and isinstance(op, Combine | Mixer | Opaque) and op.follows is None:
+        loose = isinstance(op, ExpertsLinear) and not experts.is_stacked(op)
+        loose = loose or (isinstance(op, Linear) and op.follows is None and not is_module(block, op))
+        if added and (loose or (isinstance(op, Combine | Mixer | Opaque) and op.follows is None)):
             return f"{block.name}/{op.name} is added to it, runs replicated and is not a module that could be cut"
     return None
 

@@ -165,7 +165,7 @@ class OpBuilder(MixerBuilder):
         rows, columns = text(*out_dim.name.split("*")), text(*in_dim.name.split("*"))
         return Linear(
             name=self.names[op],
-            fqn=self._fqn(op),
+            fqn=self._ran_in(op),
             inputs=self._inputs(op),
             params=self._params(op),
             signature=f"t {columns}, {rows} {columns} -> t {rows}",

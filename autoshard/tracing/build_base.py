@@ -79,6 +79,14 @@ class BlockBuilder:
         params = self._params(op)
         return params[0].fqn.rpartition(".")[0] if params else self.context.owners.get(op.node.name, "")
 
+    def _ran_in(self, op: Found) -> str:
+        """The module that a linear ran in: its own, unless another reads its weight (``nn.MultiheadAttention``).
+
+        Those of a recurrent mixer stay under their own names: the mixer is told their rows (`head_ops`).
+        """
+        ran = self.context.owners.get(op.node.name, "")
+        return self._fqn(op) if op.role in _LOOSE or not ran else ran
+
     def _weight_axes(self, op: Found) -> list[tuple[int, ...]]:
         assert op.weight is not None
         if op.is_slice or op.experts:

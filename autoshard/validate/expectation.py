@@ -50,8 +50,9 @@ def expect(
     """What passes of ``lengths`` tokens (the prompt, then decode steps) of ``sequences`` sequences must send.
 
     ``sequences`` counts all dp ranks together; ``dtype`` is that of parameters and activations. A parameter that the
-    model keeps in a dtype of its own (float32 routers) keeps it.
+    model keeps in a dtype of its own (float32 routers) keeps it, unless all float32 is lifted.
     """
+    lifted = {"float32"} if dtype == "float64" else set[str]()
     found: Counter[tuple[int, str, str, int, int]] = Counter()
     here = stages_of(graph, strategy)[stage]
     share = sequences // strategy.degrees.dp
@@ -68,7 +69,8 @@ def expect(
             found[step, c.kind, c.axis, c.group_size, c.num_bytes] += c.count
     mesh = mesh_of(graph, strategy.degrees)
     placed = (
-        replace(p, dtype=dtype if p.dtype == graph.dtype else p.dtype) for p in stage_placements(graph, strategy, here)
+        replace(p, dtype=dtype if p.dtype in {graph.dtype, *lifted} else p.dtype)
+        for p in stage_placements(graph, strategy, here)
     )
     return Expectation(
         traffic=tuple(sorted(Traffic(*key, count, stage) for key, count in found.items())),

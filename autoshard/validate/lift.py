@@ -7,7 +7,7 @@ be small. Lifted, sharded and unsharded models agree to 1e-9 or better, or somet
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _BIT_VIEWS = (Tensor.view, Tensor.view_as)
@@ -32,3 +32,10 @@ class LiftFloat32(TorchFunctionMode):
 def lift_float32() -> LiftFloat32:
     """A context in which forced float32 is float64."""
     return LiftFloat32()
+
+
+def lift_parameters(model: nn.Module) -> None:
+    """Parameters that the model keeps in float32 whatever it is built in (some routers) become float64."""
+    for p in model.parameters():
+        if p.dtype is torch.float32:
+            p.data = p.data.double()

@@ -34,7 +34,7 @@ from autoshard.tracing import source_from_dict
 from autoshard.validate.comm_log import CommLog
 from autoshard.validate.decoding import new_cache, next_logits, token_ids
 from autoshard.validate.job import Case, Job, ModelJob
-from autoshard.validate.lift import lift_float32
+from autoshard.validate.lift import lift_float32, lift_parameters
 from autoshard.validate.routed import experts_modules
 
 
@@ -48,6 +48,8 @@ class Unsharded:
         # Eager experts are the definition, and the only ones that take float64.
         source = source_from_dict(job.source, trusted=True)
         self.model = source.build(device=device, dtype=dtype, seed=job.seed, experts="eager")
+        if dtype == "float64":
+            lift_parameters(self.model)
         vocab = max(op.vocab.size for _, op in job.graph.all_ops() if op.kind == "embedding")
         self.ids = [t.to(device) for t in token_ids(vocab, job.sequences, job.lengths, job.seed + 1)]
         with self.lift():

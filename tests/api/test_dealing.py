@@ -99,6 +99,7 @@ def test_stages_by_hand_and_even_ones_are_left() -> None:
     assert gain and balanced.predicted.tokens_per_s == pytest.approx(even.predicted.tokens_per_s * (1 + gain))
 
 
+@pytest.mark.wide
 def test_other_degrees_are_dealt_and_ranked_after() -> None:
     # 3 dense and 58 MoE layers on 4 stages wait for 16 MoE layers where they are dealt evenly, on one stage for none.
     sim = make_simulator(

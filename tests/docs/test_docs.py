@@ -32,3 +32,15 @@ def test_gpt_moe_sizes_are_as_printed() -> None:
     for name, preset in GPT_MOE_PRESETS.items():
         hidden, layers, heads = (preset.config[n] for n in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         assert f"| {name} | {hidden:,} | {layers} | {heads} | {preset.num_parameters:,} |" in text
+
+
+def test_every_model_and_cluster_has_its_exports() -> None:
+    text = (DOCS / "exports.md").read_text(encoding="utf-8")
+    rows = {
+        tuple(c.strip() for c in line.split(" | "))[:2]: line for line in text.splitlines() if line.startswith("| ")
+    }
+    for entry in catalogue.entries():
+        for cluster in ("H100x8", "H100x16", "H100x64"):
+            line = rows[f"| {entry.name}", cluster]
+            # model, cluster, plan, rate and a cell for each of six targets
+            assert line.replace("\\|", "").count("|") == 11, line

@@ -16,6 +16,9 @@ from tests.emit.generate_ranks import NEW, POINTS, PROMPT
 
 FAMILIES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b", "qwen3-next-80b-a3b", "olmoe-1b-7b")
 
+FLOAT32 = {"qwen3-next-80b-a3b": 1e-4}
+"""Its unsharded float32 logits are themselves 1.7e-5 from float64's, and sums in another order differ as much."""
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -52,4 +55,4 @@ def test_tokens_are_those_of_the_unsharded_model(ranks: list[dict[str, Any]], fa
 def test_torchs_own_schedule_runs_the_stages(ranks: list[dict[str, Any]], family: str) -> None:
     for point in ("pp2_x_tp", "pp2_x_dp"):
         errors = [rank[family][f"{point} ScheduleGPipe"] for rank in ranks]
-        assert errors[:2] == [None, None] and all(e < 1e-5 for e in errors[2:]), errors
+        assert errors[:2] == [None, None] and all(e < FLOAT32.get(family, 1e-5) for e in errors[2:]), errors

@@ -132,3 +132,10 @@ def test_a_layer_that_returns_more_than_the_residual_is_refused(rank: int) -> No
     if rank < 2:
         with torch.no_grad(), pytest.raises(UnsupportedModelError, match="layers.0 returns tuple"):
             model(torch.zeros((2, 3), dtype=torch.long))
+
+
+def test_a_stand_in_says_where_it_is() -> None:
+    """Llama-4 sends its ids to ``embed_tokens.weight.device``, on every stage."""
+    stand_in = ForeignModule(4, torch.bfloat16, "meta")
+    assert (stand_in.weight.device.type, stand_in.weight.dtype, stand_in.weight.numel()) == ("meta", torch.bfloat16, 0)
+    assert not list(stand_in.parameters())

@@ -212,10 +212,19 @@ def test_sglang_chooses_its_share_by_device_and_degrees() -> None:
     m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", tp=8)
     fraction = 1 - 14848 * 2**20 / m.capacity
     assert m.budget == pytest.approx(fraction * (m.capacity - m.context - m.communication) - m.weights.total)
-    # DP attention holds 4.5 MiB more for each of 512 sequences and every dp rank
-    m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", dp=8, ep=8)
-    fraction = 1 - (14848 + 4.5 * 512 * 8) * 2**20 / m.capacity
-    assert m.budget == pytest.approx(fraction * (m.capacity - m.context - m.communication) - m.weights.total)
+    # DP attention holds 4.5 MiB more for each of 512 sequences and every dp rank, down to a share of 0.7
+    for dp, fraction in ((2, 1 - (14848 + 4.5 * 512 * 2) * 2**20 / m.capacity), (8, 0.7)):
+        m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", dp=dp, tp=8 // dp, ep=8)
+        assert m.budget == pytest.approx(fraction * (m.capacity - m.context - m.communication) - m.weights.total)
     # before, a constant
     m = rank("qwen3-30b-a3b", "H100x8", "bf16", engine="sglang", version="0.4.6", tp=8)
     assert m.budget == pytest.approx(0.88 * (m.capacity - m.context - m.communication) - m.weights.total)
+
+
+def test_vllm_counts_graphs_in_its_budget_from_0_21() -> None:
+    before, after = (rank("qwen3-30b-a3b", "H100x1", "fp8", version=v) for v in ("0.20", "0.21"))
+    # 0.92 instead of 0.9 of the device, less the graphs
+    assert after.budget - before.budget == pytest.approx(0.02 * before.capacity - before.graphs)
+    # an A100 of 80 GB has the step of a small GPU: a quarter of the tokens and sequences
+    small = rank("qwen3-30b-a3b", "A100x1", "fp8")
+    assert small.activations == pytest.approx(before.activations / 4, rel=0.02)

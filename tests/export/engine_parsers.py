@@ -83,14 +83,12 @@ def parse_vllm(argv: list[str]) -> dict[str, Any]:
     from vllm.platforms.cpu import CpuPlatform
 
     vllm.platforms._current_platform = CpuPlatform()
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="vllm")
     make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
-    parsed = parser.parse_args(argv)
-    return vars(parsed) | {"engine_args": type(AsyncEngineArgs.from_cli_args(parsed)).__name__}
+    return vars(parser.parse_args(argv))
 
 
 def parse_sglang(argv: list[str]) -> dict[str, Any]:

@@ -60,8 +60,9 @@ def test_one_family_on_two_ranks(tmp_path: Path, plan_of_strategy: MakePlan) -> 
 def strategies(target: str, graph) -> list[Strategy]:  # type: ignore[no-untyped-def]
     """What four ranks run: EP and TP, and for the standalone file every pattern on mixed degrees."""
     ep, tp, mixed = Degrees(tp=4, ep=4), Degrees(tp=4, etp=4), Degrees(dp=2, tp=2, ep=2, etp=2, batch=2)
+    exchange = pattern_strategy(graph, ep, "megatron", dispatch=0)
     if target == "transformers":
-        found = [TARGETS[target].strategy(graph, d) for d in (ep, tp)]
+        found = [exchange, *(TARGETS[target].strategy(graph, d) for d in (ep, tp))]
         split_input = [s for s in (pattern_strategy(graph, ep, "gather_in"),) if not TARGETS[target].reasons(graph, s)]
         return [s for s in (*found, *split_input) if s is not None]
     return [
@@ -69,6 +70,7 @@ def strategies(target: str, graph) -> list[Strategy]:  # type: ignore[no-untyped
         pattern_strategy(graph, tp, "gather_out"),
         pattern_strategy(graph, mixed, "gather_in"),
         pattern_strategy(graph, mixed, "megatron", residual=0),
+        exchange,
     ]
 
 

@@ -36,6 +36,17 @@ def test_expert_parallel_mixtral() -> None:
     }
 
 
+def test_tokens_are_exchanged_where_the_plan_says_so() -> None:
+    graph, degrees = graph_of("mixtral"), Degrees(tp=4, ep=4)
+    said = {}
+    for dispatch in (None, 0):
+        strategy = pattern_strategy(graph, degrees, "megatron", dispatch=dispatch)
+        assert TARGET.reasons(graph, strategy) == ()
+        said[dispatch] = distributed_config(graph, strategy)
+    assert (said[None].pop("ep_implementation"), said[0].pop("ep_implementation")) == ("all_reduce", "all_to_all")
+    assert said[None] == said[0]
+
+
 def test_tensor_parallel_experts() -> None:
     strategy = pattern_strategy(graph_of("mixtral"), Degrees(tp=4, etp=4), "megatron")
     config = distributed_config(graph_of("mixtral"), strategy)

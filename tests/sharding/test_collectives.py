@@ -11,10 +11,12 @@ from tests.graphs import GraphMaker
 TOKENS, F32 = 10, 4.0
 
 
-def listed(degrees: Degrees, pattern: str, *, residual: int | None = None, kinds: str = "mm") -> Counter:
+def listed(
+    degrees: Degrees, pattern: str, *, residual: int | None = None, kinds: str = "mm", activation_bytes: float = F32
+) -> Counter:
     graph = GraphMaker().graph(kinds)
     strategy = pattern_strategy(graph, degrees, pattern, residual=residual)
-    found = collectives(graph, strategy, tokens=TOKENS, activation_bytes=F32)
+    found = collectives(graph, strategy, tokens=TOKENS, activation_bytes=activation_bytes)
     return Counter({(c.where, c.kind, c.axis, c.group_size, c.num_bytes): c.count for c in found})
 
 
@@ -60,6 +62,10 @@ def test_both_matrices_contracted_reduce_before_the_activation() -> None:
     assert found["layers/q", "reduce_scatter", "tp", 4, 5120] == 2
     assert found["layers/k", "reduce_scatter", "tp_kv", 4, 2560] == 2
     assert found["layers/router", "all_reduce", "tp", 4, 320] == 2
+    # scores of 8 experts are sent in float32, 10*8*4, where activations are bfloat16 too; q is 10*128*2 then
+    found = listed(Degrees(tp=4, etp=4), "gather_in", activation_bytes=2)
+    assert found["layers/router", "all_reduce", "tp", 4, 320] == 2
+    assert found["layers/q", "reduce_scatter", "tp", 4, 2560] == 2
 
 
 def test_kv_heads_fewer_than_tp_reduce_over_both_parts_of_tp() -> None:

@@ -97,11 +97,22 @@ def test_every_choice_around_unequal_parts_and_mixers_on_two_ranks() -> None:
 
 @pytest.mark.wide
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("nproc", [2, 4])
-def test_patterns_and_random_strategies_of_every_family(nproc: int) -> None:
+def test_patterns_and_random_strategies_on_simulated_ranks(name: str, nproc: int) -> None:
+    graph = graph_of(name)
+    drawn = [Case(name=f"random {i}", strategy=s) for i, s in enumerate(random_strategies(graph, nproc, 20, 7))]
+    work = job(name, graph, [*default_cases(graph, nproc), *drawn])
+    assert_exact(validate([work], nproc=nproc, simulated=True, timeout_s=1100), len(work.cases))
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1200)
+def test_megatron_and_random_strategies_of_every_family_on_four_real_ranks() -> None:
+    """One launch. What simulated ranks run is the code that these run: a few of each say that it is."""
     jobs = []
     for name in SOURCES:
         graph = graph_of(name)
-        drawn = [Case(name=f"random {i}", strategy=s) for i, s in enumerate(random_strategies(graph, nproc, 20, 7))]
-        jobs.append(job(name, graph, [*default_cases(graph, nproc), *drawn]))
-    assert_exact(validate(jobs, nproc=nproc, timeout_s=1100), sum(len(j.cases) for j in jobs))
+        drawn = [Case(name=f"random {i}", strategy=s) for i, s in enumerate(random_strategies(graph, 4, 2, 7))]
+        jobs.append(job(name, graph, [*(c for c in default_cases(graph, 4) if c.name == "tp/megatron"), *drawn]))
+    assert_exact(validate(jobs, nproc=4, timeout_s=1100), sum(len(j.cases) for j in jobs))

@@ -35,19 +35,35 @@ def serving_view(data: Mapping[str, Any]) -> tuple[RenderableType, ...]:
             errors.add_row(label, *_error_cells(row, part["ttft"]["by"][label]))
         terms.add_column(f"{name}: share %", justify="right")
         terms.add_column("error without %", justify="right")
-        chosen = part["under_a_limit"]
-        if chosen["picks"]:
-            regret = "-" if chosen["regret"] is None else f"{100 * chosen['regret']:.1f} %"
-            picks.append(
-                f"{name}: {chosen['picks']} picks under TPOT limits of {', '.join(map(str, chosen['limits_ms']))} ms:"
-                f" {100 * chosen['missed_share']:.1f} % miss theirs by more than a tenth, regret of the others {regret}"
-            )
+        picks += _picks(name, part["under_a_limit"])
+    if len(sections) > 1:
+        picks += _picks("all", data["under_a_limit"])
     for term in data[sections[0]]["terms"]:
         cells = [data[name]["terms"][term] for name in sections]
         values = [f"{100 * c['median_share']:.1f}" for c in cells], [f"{c['median_ape_without']:.1f}" for c in cells]
         terms.add_row(term, *(cell for pair in zip(*values, strict=True) for cell in pair))
     lines = [f"skipped {name}: {why}" for name, why in data["skipped"].items()]
     return (errors, terms, *picks, *lines)
+
+
+def _picks(name: str, chosen: Mapping[str, Any]) -> list[str]:
+    """How good the picks under a limit are; in brackets with every repeat of a candidate by itself."""
+    if not chosen["picks"]:
+        return []
+
+    def shares(of: Mapping[str, Any]) -> tuple[str, str]:
+        missed, regret = (of[key] for key in ("missed_share", "regret"))
+        return f"{100 * missed:.1f} %", "-" if regret is None else f"{100 * regret:.1f} %"
+
+    missed, regret = shares(chosen)
+    if "apart" in chosen and chosen["apart"]["picks"]:
+        apart = shares(chosen["apart"])
+        missed, regret = f"{missed} ({apart[0]})", f"{regret} ({apart[1]})"
+    limits = ", ".join(map(str, chosen["limits_ms"]))
+    return [
+        f"{name}: {chosen['picks']} picks under TPOT limits of {limits} ms: {missed} miss theirs by more than a tenth,"
+        f" regret of the others {regret}"
+    ]
 
 
 def _error_cells(tpot: Mapping[str, Any], ttft: Mapping[str, Any]) -> tuple[str, ...]:

@@ -112,8 +112,8 @@ def dtype_flags(plan: PlanData, weights: Mapping[str, Any], kv: Mapping[str, Any
     return weights[w.dtype], kv[w.kv_dtype]
 
 
-def notes_of(plan: PlanData) -> tuple[str, ...]:
-    """What a reader should know whichever the engine."""
+def notes_of(plan: PlanData, exchange: str = "") -> tuple[str, ...]:
+    """What a reader should know whichever the engine; ``exchange`` is its setting of how tokens reach their experts."""
     d = plan.degrees
     found = []
     if d.replicas > 1:
@@ -122,8 +122,6 @@ def notes_of(plan: PlanData) -> tuple[str, ...]:
     if mixers:
         found.append(f"{', '.join(mixers)}: the engine shards its mixers its own way, the plan has them whole")
     if plan.strategy.exchange:
-        found.append(
-            "the plan sends tokens to their experts by all_to_all: which kernel does is the engine's own setting"
-            " (vLLM --all2all-backend, SGLang --moe-a2a-backend, Megatron --moe-token-dispatcher-type)"
-        )
+        setting = f" ({exchange})" if exchange else ""
+        found.append(f"tokens go to their experts by all_to_all: which kernel does is the engine's setting{setting}")
     return tuple(found)

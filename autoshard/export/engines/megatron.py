@@ -63,7 +63,10 @@ def write(plan: PlanData) -> Export:
         },
     )
     nodes = launch.nodes_of(plan)
-    notes = [*launch.notes_of(plan), "CHECKPOINT is Megatron's: convert it first; its model arguments are read from it"]
+    notes = [
+        *launch.notes_of(plan, "--moe-token-dispatcher-type"),
+        "CHECKPOINT is Megatron's: convert it first; its model arguments are read from it",
+    ]
     ranks = {"nproc-per-node": -(-d.num_devices // nodes)}
     if nodes > 1:
         ranks |= {"nnodes": nodes, "node-rank": '"$NODE_RANK"', "master-addr": '"$HEAD_IP"'}  # type: ignore[dict-item]

@@ -59,7 +59,7 @@ def write(plan: PlanData) -> Export:
         },
     )
     environment = launch.checked("sglang", {"SGLANG_PP_LAYER_PARTITION": launch.uneven_stages(plan)}, "env:")
-    notes = list(launch.notes_of(plan))
+    notes = list(launch.notes_of(plan, "--moe-a2a-backend"))
     more = ""
     if nodes > 1:
         across = {"nnodes": nodes, "node-rank": '"$NODE_RANK"', "dist-init-addr": '"$HEAD_IP:5000"'}

@@ -56,7 +56,7 @@ def write(plan: PlanData) -> Export:
     uneven = launch.uneven_stages(plan)
     environment = launch.checked("vllm", {"VLLM_PP_LAYER_PARTITION": uneven}, "env:")
     where = ""
-    notes = list(launch.notes_of(plan))
+    notes = list(launch.notes_of(plan, "--all2all-backend"))
     if spread:
         flags = launch.checked("vllm", {"data-parallel-address": '"$HEAD_IP"', "data-parallel-rpc-port": 13345})
         others = launch.checked("vllm", {"headless": True, "data-parallel-start-rank": '"$START_RANK"'})

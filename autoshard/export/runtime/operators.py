@@ -157,9 +157,14 @@ class WholeScores(TorchFunctionMode):
             return func(*args, **kwargs)
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         if self.partial:
-            scores = go(func(args[0], args[1]), self.moves, self.axes)
+            scores = self.whole(func(args[0], args[1]))
             return scores if bias is None else scores + bias
-        return go(func(args[0], args[1], bias), self.moves, self.axes)
+        return self.whole(func(args[0], args[1], bias))
+
+    def whole(self, scores: Tensor) -> Tensor:
+        """Complete scores, sent in float32 at least."""
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return go(wide, self.moves, self.axes).to(scores.dtype)
 
 
 def router(
