@@ -51,7 +51,8 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
         InvalidInputError: for a missing, mistyped or impossible value.
         UnsupportedModelError: for a class transformers does not have.
     """
-    remembered("checked", [class_name, config], bool, lambda: _check(config, class_name))
+    if not remembered("checked", [class_name, config], bool, lambda: _check(config, class_name)):
+        _check(config, class_name)  # a file that says so: nothing that fails is kept
 
 
 def _check(config: Mapping[str, Any], class_name: str) -> bool:

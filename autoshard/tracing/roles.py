@@ -151,6 +151,7 @@ def _own_scales(flow: Dataflow, found: list[Found], routers: list[Found]) -> Non
             continue
         if shape_of(parameter) == shape_of(sources[0].weight)[:1]:  # type: ignore[arg-type]
             sources[0].parameters.append(parameter)
+            owned.add(parameter)
 
 
 def _own_correction(flow: Dataflow, found: list[Found], router: Found, ranking: fx.Node) -> None:

@@ -61,7 +61,7 @@ def trace_source(source: ModelSource) -> OpGraph:
 
 def is_traced(source: ModelSource) -> bool:
     """Whether :func:`trace_source` only has to read what it found before."""
-    return source.is_data and is_remembered("graph", source.to_dict())
+    return source.is_data and is_remembered("graph", source.to_dict(), OpGraph)
 
 
 def _trace_source(source: ModelSource) -> OpGraph:
