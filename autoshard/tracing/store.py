@@ -130,8 +130,8 @@ def _delete_old(current: Path) -> None:
 
 
 @cache
-def _adapter(of: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(of)
+def _adapter(of: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(of)  # of the whole IR, it takes a while to make
 
 
 def _is_edited_in_place(package: Distribution) -> bool:
