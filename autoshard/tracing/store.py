@@ -39,6 +39,9 @@ the optional ones where they are installed."""
 _STATE = re.compile(r"[0-9a-f]{16}")
 _ANSWER = re.compile(r"[a-z]+-[0-9a-f]{32}\.json|tmp\w+\.part")
 
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Made once a type: for the whole IR it takes a while."""
+
 T = TypeVar("T")
 
 
@@ -127,11 +130,6 @@ def _delete_old(current: Path) -> None:
                     file.unlink(missing_ok=True)
             if not any(other.iterdir()):
                 other.rmdir()
-
-
-@cache
-def _adapter(of: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(of)  # of the whole IR, it takes a while to make
 
 
 def _is_edited_in_place(package: Distribution) -> bool:
