@@ -51,7 +51,8 @@ def check_config(config: Mapping[str, Any], class_name: str) -> None:
         InvalidInputError: for a missing, mistyped or impossible value.
         UnsupportedModelError: for a class transformers does not have.
     """
-    remembered("checked", [class_name, config], bool, lambda: _check(config, class_name))
+    if not remembered("checked", [class_name, config], bool, lambda: _check(config, class_name)):
+        _check(config, class_name)  # a file that says so: nothing that fails is kept
 
 
 def _check(config: Mapping[str, Any], class_name: str) -> bool:
@@ -189,12 +190,13 @@ def _check_choices(config: Mapping[str, Any]) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     activation = config.get("hidden_act")
-    if activation is not None and activation not in ACT2FN:
+    if activation is not None and not (isinstance(activation, str) and activation in ACT2FN):
         raise InvalidInputError(f"hidden_act {activation!r} is not known{_nearest(str(activation), ACT2FN)}")
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
-        if kind is not None and kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+        known = isinstance(kind, str) and (kind == "default" or kind in ROPE_INIT_FUNCTIONS)
+        if kind is not None and not known:
             raise InvalidInputError(f"{key}: rope type {kind!r} is not known{_nearest(str(kind), ROPE_INIT_FUNCTIONS)}")
     theta = config.get("rope_theta")
     if theta is not None and not (isinstance(theta, (int, float)) and math.isfinite(theta) and theta > 0):

@@ -1,9 +1,9 @@
 """Folding: trace each distinct kind of layer once, whatever the depth.
 
-Children of a ``ModuleList`` with the same structure (classes, scalar attributes, parameter and buffer shapes) do the
-same computation. While folded, the first of each kind runs its own forward; a repeat is one opaque op, so that the
-cost of a trace does not grow with depth. Attributes that merely count layers (``layer_idx``) are recognised by their
-values, not their names.
+Children of a ``ModuleList`` or ``Sequential`` with the same structure (classes, scalar attributes, parameter and buffer
+shapes) do the same computation. While folded, the first of each kind runs its own forward; a repeat is one opaque op,
+so that the cost of a trace does not grow with depth. Attributes that merely count layers (``layer_idx``) are recognised
+by their values, not their names.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _Attributes = dict[tuple[str, str], object]
+_TORCHS_OWN = frozenset(vars(nn.Module()))
 _MOST_PARTS = 4
 """Most parts of a layer that are counted through the model (two attentions a layer, say)."""
 
@@ -33,28 +34,47 @@ def _repeated_layer_fake(x: Tensor, sizes: list[int], dtype: torch.dtype) -> Ten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The layers of one ``ModuleList``: FQNs in model order, grouped by kind (kinds in order of first appearance)."""
+    """The layers of one list of modules: FQNs in model order, grouped by kind (kinds in order of first appearance)."""
 
     layers: tuple[str, ...]
     kinds: tuple[tuple[str, ...], ...]
 
 
 def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
-    """Every outermost non-empty ``ModuleList`` that owns parameters, with its layers grouped by structure."""
+    """Every outermost list of layers, with the layers grouped by structure.
+
+    A list is a non-empty ``ModuleList`` that owns parameters, or what repeats in a ``Sequential``: from the first child
+    with parts of its own that has the structure of another to the last.
+    """
     stacks: list[Stack] = []
     prefixes: list[str] = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(name.startswith(p + ".") for p in prefixes):
+        if any(name.startswith(p + ".") for p in prefixes):
             continue
-        if not any(True for _ in module.parameters()):
+        layers = _layers(module)
+        if not any(True for layer in layers.values() for _ in layer.parameters()):
             continue
-        prefixes.append(name)
-        layers = tuple(f"{name}.{i}" for i in range(len(module)))
+        names = [f"{name}.{child}" if name else child for child in layers]
+        prefixes += [name] if isinstance(module, nn.ModuleList) else names
         kinds: dict[str, list[str]] = {}
-        for layer, key in zip(layers, _structural_hashes(list(module)), strict=True):
+        for layer, key in zip(names, _structural_hashes(list(layers.values())), strict=True):
             kinds.setdefault(key, []).append(layer)
-        stacks.append(Stack(layers=layers, kinds=tuple(tuple(k) for k in kinds.values())))
+        stacks.append(Stack(layers=tuple(names), kinds=tuple(tuple(k) for k in kinds.values())))
     return tuple(stacks)
+
+
+def _layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Children of a list of modules that are layers, by name."""
+    children = dict(module.named_children())
+    if isinstance(module, nn.ModuleList):
+        return children
+    if not isinstance(module, nn.Sequential):
+        return {}
+    keys = _structural_hashes(list(children.values()))
+    deep = [next(child.children(), None) is not None for child in children.values()]
+    repeated = [i for i, key in enumerate(keys) if deep[i] and keys.count(key) > 1]
+    names = list(children)[repeated[0] : repeated[-1] + 1] if repeated else []
+    return {name: children[name] for name in names}
 
 
 def _structural_hashes(layers: list[nn.Module]) -> list[str]:
@@ -73,11 +93,11 @@ def _structural_hashes(layers: list[nn.Module]) -> list[str]:
 
 
 def _scalar_attributes(layer: nn.Module) -> _Attributes:
-    """Public plain-valued attributes of every module below ``layer``, by (module, attribute)."""
+    """Plain-valued attributes of every module below ``layer``, torch's own apart, by (module, attribute)."""
     found: _Attributes = {}
     for name, module in layer.named_modules():
         for key, value in vars(module).items():
-            if key.startswith("_") or key == "training":
+            if key in _TORCHS_OWN:
                 continue
             items = value if isinstance(value, (tuple, list)) else (value,)
             if all(item is None or isinstance(item, (bool, int, float, str)) for item in items):

@@ -1,5 +1,7 @@
 """The ledger of a model's parameters: every one is owned by exactly one op, ties are aliases."""
 
+from collections.abc import Collection
+
 from torch import fx, nn
 
 from autoshard.ir import Param
@@ -36,6 +38,14 @@ class ParameterLedger:
     def num_parameters(self) -> int:
         """Elements of all parameters, ties counted once."""
         return sum(p.numel() for p in self._parameters.values())
+
+    def shared_by(self, layers: Collection[str]) -> list[str]:
+        """Names of one parameter in several of ``layers``; none if no two share one."""
+        for aliases in self._aliases.values():
+            inside = {layer: a for a in aliases for layer in layers if a.startswith(f"{layer}.")}
+            if len(inside) > 1:
+                return list(inside.values())
+        return []
 
     def placeholder(self, name: str) -> fx.Node:
         """The graph input of a canonical name; a detached one if the graph does not use the parameter."""

@@ -48,6 +48,7 @@ _NONLINEAR = frozenset(
         "clamp",
     ]
 )
+_LOOK_UPS = frozenset(["index", "index_select", "gather", "embedding"])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -142,7 +143,7 @@ def _own_scales(flow: Dataflow, found: list[Found], routers: list[Found]) -> Non
     """Give a router the parameter of one number per expert that the chosen experts' numbers are looked up in."""
     owned = {p for op in found for p in op.owned()}
     for node in flow.nodes:
-        if base_name(node) != "index":
+        if base_name(node) not in _LOOK_UPS:
             continue
         table, *positions = node.all_input_nodes
         parameter = flow.parameter(table)
@@ -151,6 +152,7 @@ def _own_scales(flow: Dataflow, found: list[Found], routers: list[Found]) -> Non
             continue
         if shape_of(parameter) == shape_of(sources[0].weight)[:1]:  # type: ignore[arg-type]
             sources[0].parameters.append(parameter)
+            owned.add(parameter)
 
 
 def _own_correction(flow: Dataflow, found: list[Found], router: Found, ranking: fx.Node) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import fx, nn
 
+from autoshard.errors import UnsupportedModelError
 from autoshard.ir import Block, ExpertsLinear, OpGraph
 from autoshard.tracing import axis_rules  # noqa: F401  (fills the rule table)
 from autoshard.tracing.axes import AxisAnalysis, base_name, shape_of
@@ -61,7 +62,7 @@ def trace_source(source: ModelSource) -> OpGraph:
 
 def is_traced(source: ModelSource) -> bool:
     """Whether :func:`trace_source` only has to read what it found before."""
-    return source.is_data and is_remembered("graph", source.to_dict())
+    return source.is_data and is_remembered("graph", source.to_dict(), OpGraph)
 
 
 def _trace_source(source: ModelSource) -> OpGraph:
@@ -144,7 +145,12 @@ class _Tracer:
             epilogue=Block(name="epilogue", ops=epilogue.ops, instances=("",)),
             layers=tuple(index[layer] for stack in self.exported.stacks for layer in stack.layers),
         )
-        expected = self.context.ledger.num_parameters
+        expected, shared = self.context.ledger.num_parameters, self.context.ledger.shared_by(layer_names)
+        if graph.num_parameters != expected and shared:
+            raise UnsupportedModelError(
+                f"{name} cannot be traced: its layers share parameters ({' and '.join(shared[:2])} are one), which the"
+                " graph of one layer of each kind cannot say; give every layer its own"
+            )
         assert graph.num_parameters == expected, f"graph holds {graph.num_parameters} parameters, model {expected}"
         placed = {
             node: (block.name, op)

@@ -63,6 +63,20 @@ class MaskLoop(WhereLoop):
         return out
 
 
+class CountLoop(WhereLoop):
+    """Experts are left out where the number of their tokens, as a tensor or as an integer, is zero."""
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mine = chosen == i
+            if mine.sum() == 0 or not torch.count_nonzero(mine).item() > 0:
+                continue
+            token, slot = torch.nonzero(mine, as_tuple=True)
+            out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
 class DenseLoop(WhereLoop):
     """Every expert on every token, weighted."""
 

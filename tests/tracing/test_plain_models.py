@@ -5,14 +5,16 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from autoshard.errors import UnsupportedModelError
 from autoshard.ir import ExpertsLinear
 from autoshard.sharding.rules.experts import is_stacked
 from autoshard.tracing import trace
+from autoshard.tracing.fold import find_stacks
 from autoshard.tracing.weights import fill_random
 from tests.tracing import plain_models as plain
 
 STYLES = [plain.WhereLoop, plain.MaskLoop, plain.DenseLoop, plain.Fused, plain.Einsum, plain.HitLoop, plain.SplitLoop]
-STYLES += [plain.Spare]
+STYLES += [plain.Spare, plain.CountLoop]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -80,3 +82,43 @@ def test_multihead_attention_is_one_packed_projection_and_a_core(need_weights, b
     assert (core.heads.size, core.kv_heads.size, core.qk_dim, core.v_dim) == (4, 4, 8, 8)
     assert not core.shared_kv and graph.kv_bytes_per_token("float32") == 2 * 4 * (8 + 8) * 4
     assert graph.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_layers_that_share_parameters_are_one_line():
+    model = plain.Plain(plain.Fused)
+    model.layers[1].proj = model.layers[0].proj
+    with pytest.raises(UnsupportedModelError, match=r"layers.0.proj.weight and layers.1.proj.weight are one"):
+        trace(model, name="m")
+
+
+class _Half(nn.Module):
+    """A layer that a private attribute tells to leave its second half out."""
+
+    def __init__(self, half):
+        super().__init__()
+        self.one, self.two = nn.Linear(32, 32), nn.Linear(32, 32)
+        self._half = half
+
+    def forward(self, x):
+        return self.one(x) if self._half else self.two(self.one(x))
+
+
+class _Chain(plain.Plain):
+    """The layers in a ``Sequential``."""
+
+    def __init__(self):
+        super().__init__(plain.WhereLoop)
+        self.layers = nn.Sequential(*self.layers)
+
+
+def test_layers_in_a_sequential_are_layers_and_experts_are_not():
+    graph = trace(_Chain(), name="m")
+    assert [b.instances for b in graph.blocks] == [("layers.0", "layers.1", "layers.2")]
+    banks = [op for op in graph.blocks[0].ops if isinstance(op, ExpertsLinear)]
+    assert {(op.experts.size, op.top_k) for op in banks} == {(plain.EXPERTS, plain.TOP_K)}
+    assert not find_stacks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))  # no layers: an FFN
+
+
+def test_layers_that_differ_in_a_private_attribute_are_two_kinds():
+    layers = [[_Half(half) for half in (False, True, False)]]
+    assert [s.kinds for s in find_stacks(nn.Sequential(*map(nn.ModuleList, layers)))] == [(("0.0", "0.2"), ("0.1",))]

@@ -74,6 +74,8 @@ BROKEN = [
     ({"num_key_value_heads": 5}, "must divide num_attention_heads .32.; the nearest that works is 4"),
     ({"num_experts_per_tok": 9}, "experts per token .9. must not exceed the experts .8."),
     ({"num_local_experts": 0}, "must not exceed the experts .0."),
+    ({"hidden_act": ["silu"]}, "hidden_act"),
+    ({"rope_parameters": {"rope_type": ["default"]}}, "rope type"),
     ({"hidden_act": "sillu"}, "the nearest known is 'silu'"),
     ({"rope_scaling": {"rope_type": "yarm", "factor": 2.0}}, "the nearest known is 'yarn'"),
     ({"rope_theta": "x"}, "rope_theta must be a positive number"),

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from autoshard.errors import InvalidInputError
 from autoshard.tracing import FactorySource, ModuleSource, resolve, store, trace_source
+from autoshard.tracing.config_check import check_config
 from autoshard.tracing.store import is_remembered, remembered
 from autoshard.tracing.trace import is_traced
 
@@ -50,9 +52,9 @@ def _file(folder):
 @pytest.mark.usefixtures("folder")
 def test_a_question_is_answered_once():
     answers = _Answers()
-    assert not is_remembered("sum", [1, 2])
+    assert not is_remembered("sum", [1, 2], int)
     assert [remembered("sum", [1, 2], int, answers) for _ in range(3)] == [1, 1, 1]
-    assert is_remembered("sum", [1, 2])
+    assert is_remembered("sum", [1, 2], int)
     assert remembered("sum", [2, 1], int, answers) == 2
     assert remembered("difference", [1, 2], int, answers) == 3
 
@@ -80,6 +82,43 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     assert [remembered("sum", 1, int, answers) for _ in range(2)] == [1, 2]
 
 
+def test_a_name_too_long_for_a_folder_is_no_error(monkeypatch):
+    monkeypatch.setenv(store.VARIABLE, "/tmp/" + "x" * 300)
+    assert remembered("sum", 1, int, _Answers()) == 1
+    assert not is_remembered("sum", 1, int)
+
+
+def test_what_does_not_read_is_not_remembered_and_nothing_is_left_behind(folder):
+    answers = _Answers()
+    remembered("sum", 1, int, answers)
+    file = _file(folder)
+    file.write_bytes(b"{")
+    assert not is_remembered("sum", 1, int)
+    file.unlink()
+    file.mkdir()  # cannot be replaced by a file
+    assert remembered("sum", 1, int, answers) == 2
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_large_file_is_not_read(folder, monkeypatch):
+    answers = _Answers()
+    remembered("sum", 1, int, answers)
+    monkeypatch.setattr(store, "_MOST_BYTES", 3)
+    _file(folder).write_bytes(b"   5")
+    assert remembered("sum", 1, int, answers) == 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_cannot_say_that_a_config_passed():
+    config = {**SMALL, "num_attention_heads": 0}
+    with pytest.raises(InvalidInputError, match="num_attention_heads"):
+        check_config(config, "MixtralForCausalLM")
+    check_config(SMALL, "MixtralForCausalLM")
+    store._file("checked", ["MixtralForCausalLM", config]).write_bytes(b"false")
+    with pytest.raises(InvalidInputError, match="num_attention_heads"):
+        check_config(config, "MixtralForCausalLM")
+
+
 @pytest.mark.usefixtures("folder")
 def test_arguments_that_are_not_data_are_not_kept():
     answers = _Answers()
@@ -94,6 +133,34 @@ def test_what_fails_is_not_kept():
     with pytest.raises(InvalidInputError):
         remembered("sum", 1, int, fail)
     assert remembered("sum", 1, int, lambda: 7) == 7
+
+
+def test_folders_of_the_user_stay(folder):
+    """``AUTOSHARD_CACHE`` may be a folder with other things in it, whatever their names' length and age."""
+    others = [folder / "quarterly-report" / "thesis.txt", folder / ("a" * 16) / "notes.txt"]
+    at = time.time() - 99 * 86400
+    for other in others:
+        other.parent.mkdir(parents=True)
+        other.write_text("mine")
+        os.utime(other.parent, (at, at))
+    remembered("sum", 1, int, _Answers())
+    assert all(other.exists() for other in others)
+
+
+def test_reading_keeps_answers_young(folder):
+    remembered("sum", 1, int, _Answers())
+    at = time.time() - 29 * 86400
+    os.utime(_file(folder).parent, (at, at))
+    remembered("sum", 1, int, _Answers())
+    assert time.time() - _file(folder).parent.stat().st_mtime < 86400
+
+
+@pytest.mark.parametrize("told", ['{"dir_info":{"editable":true}}', '{"dir_info": {"editable": true}, "url": "x"}'])
+def test_code_edited_in_place_keeps_nothing(told):
+    package = SimpleNamespace(read_text=lambda _: told)
+    assert store._is_edited_in_place(package)
+    assert not store._is_edited_in_place(SimpleNamespace(read_text=lambda _: None))
+    assert not store._is_edited_in_place(SimpleNamespace(read_text=lambda _: "[]"))
 
 
 def test_other_code_asks_anew_and_old_answers_go(folder, monkeypatch):
