@@ -16,7 +16,7 @@ from autoshard.tracing.axes import shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
 from autoshard.tracing.recognise import SLICED
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 _Key = tuple[str, tuple[int, ...]]
 
 

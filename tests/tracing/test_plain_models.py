@@ -111,9 +111,15 @@ class _Chain(plain.Plain):
         self.layers = nn.Sequential(*self.layers)
 
 
-def test_layers_in_a_sequential_are_layers_and_experts_are_not():
-    graph = trace(_Chain(), name="m")
-    assert [b.instances for b in graph.blocks] == [("layers.0", "layers.1", "layers.2")]
+def _chain():
+    whole = plain.Plain(plain.WhereLoop)
+    return nn.Sequential(whole.table, *whole.layers, whole.norm, whole.head)
+
+
+@pytest.mark.parametrize(("make", "layers"), [(_Chain, "layers.0 layers.1 layers.2"), (_chain, "1 2 3")])
+def test_layers_in_a_sequential_are_layers_and_experts_are_not(make, layers):
+    graph = trace(make(), name="m")
+    assert [b.instances for b in graph.blocks] == [tuple(layers.split())]
     banks = [op for op in graph.blocks[0].ops if isinstance(op, ExpertsLinear)]
     assert {(op.experts.size, op.top_k) for op in banks} == {(plain.EXPERTS, plain.TOP_K)}
     assert not find_stacks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))  # no layers: an FFN
