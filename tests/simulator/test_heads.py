@@ -34,12 +34,12 @@ def _graph() -> OpGraph:
     ops = (
         Linear(
             name="mixer_in", fqn="model.layers.0.mixer.in_proj", inputs=(BLOCK_INPUT,), in_dim=hidden, out_dim=wide,
-            packed=2, params=(weight("in", 8192, 4096),),
+            packed=2, params=(weight("in_proj.weight", 8192, 4096),),
         ),
         core,
         Linear(
             name="mixer_out", fqn="model.layers.0.mixer.out_proj", inputs=("mixer",), in_dim=hidden, out_dim=hidden,
-            params=(weight("out", 4096, 4096),),
+            params=(weight("out_proj.weight", 4096, 4096),),
         ),
     )  # fmt: skip
     first = next(i for i, op in enumerate(block.ops) if op.name == "attn_add")

@@ -222,9 +222,9 @@ def test_parameter_counts_by_hand(family):
     assert sum(op.num_parameters for op in inside) == 1536 + 24 + 3840 + 1536 + 16 + 3584 + 8192
 
 
-def test_experts_that_are_not_told_their_tokens_run_whole(family):
+def test_experts_that_are_not_told_their_tokens_are_a_batch(family):
     """Llama-4's experts multiply every token with every expert: their module is given one tensor, no expert numbers."""
-    for name, offered in (("llama4_text", {None}), ("gpt_oss", {0, 1, None})):
-        graph = family(name)
-        found = [(b, op) for b, op in graph.all_ops() if isinstance(op, ExpertsLinear)]
-        assert found and all({o.choice for o in options(b, op)} == offered for b, op in found), name
+    for name, form, offered in (("llama4_text", "batched", {0, None}), ("gpt_oss", "routed", {0, 1, None})):
+        found = [(b, op) for b, op in family(name).all_ops() if isinstance(op, ExpertsLinear)]
+        assert found and {op.form for _, op in found} == {form}
+        assert all({o.choice for o in options(b, op)} == offered for b, op in found), name

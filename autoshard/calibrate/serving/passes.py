@@ -125,8 +125,8 @@ def _price_group(runs: Sequence[Run], graph: OpGraph, skew: float) -> tuple[Floa
             for factor in parts[block.name].factors:
                 if factor.what == "host":
                     continue
-                at = (np.arange(len(points)), *(chosen[:, v] for v in factor.variables))
-                found[:, TERMS.index(_TERM_OF.get(factor.what, "small ops"))] += factor.table[at] * block.repeat
+                term = TERMS.index(_TERM_OF.get(factor.what, "small ops"))
+                found[:, term] += factor.at(np.arange(len(points)), chosen) * block.repeat
         wrong = np.flatnonzero(found.sum(1) >= ILLEGAL_S)
         if len(wrong):
             run = runs[int(wrong[0])]
