@@ -8,6 +8,7 @@ from autoshard.ir import Dim, Param
 from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.context import GraphContext
 from autoshard.tracing.dataflow import LAYOUT, Dataflow, Found
+from autoshard.tracing.recognise import CUT
 from autoshard.tracing.roles import Ffn, Roles
 
 _IN_NAMES = {
@@ -168,8 +169,7 @@ class BlockBuilder:
 
 def _matrix_used(flow: Dataflow, op: Found) -> fx.Node:
     """The matrix that a contraction of one expert uses, as it is stored: before a transposition."""
-    through = LAYOUT | {"select"}
-    node = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=through) is op.weight)
+    node = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=CUT) is op.weight)
     while base_name(node) in LAYOUT and base_name(node) not in ("view", "reshape"):
         node = node.all_input_nodes[0]
     return node

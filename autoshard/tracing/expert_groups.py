@@ -12,9 +12,9 @@ from math import prod
 from torch import fx
 
 from autoshard.tracing.attention_roles import is_matrix
-from autoshard.tracing.axes import shape_of
+from autoshard.tracing.axes import base_name, shape_of
 from autoshard.tracing.dataflow import Dataflow, Found
-from autoshard.tracing.recognise import SLICED
+from autoshard.tracing.recognise import CONTRACTIONS, CUT
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 _Key = tuple[str, tuple[int, ...]]
@@ -25,6 +25,7 @@ def group_experts(flow: Dataflow, found: list[Found]) -> None:
     counts = {shape_of(op.weight)[0] for op in found if op.role == "router" and op.weight is not None}
     if not counts:
         return
+    found += _rows_of_flat_matrices(flow, counts)
     for members in _sliced(found):
         rows = _num_slices(flow, members[0])
         if rows <= max(counts):
@@ -53,6 +54,25 @@ def _merge(flow: Dataflow, found: list[Found], members: list[Found], unused: lis
     found.append(merged)
 
 
+def _rows_of_flat_matrices(flow: Dataflow, counts: set[int]) -> list[Found]:
+    """Products with equal parts of one matrix, as many parts as a router has rows: of experts that lie below another.
+
+    Of a matrix that only some parts are seen of, or that falls into another number of them, nothing is said.
+    """
+    parts: dict[fx.Node, list[Found]] = {}
+    for node in flow.nodes:
+        if base_name(node) not in CONTRACTIONS or node in flow.labels:
+            continue
+        for matrix in (n for n in node.all_input_nodes if len(shape_of(n)) == 2):
+            weight = flow.parameter(matrix, through=CUT)
+            if weight is not None and prod(shape_of(weight)) // max(1, prod(shape_of(matrix))) in counts:
+                parts.setdefault(weight, []).append(Found(shape="contraction", node=node, weight=weight, is_slice=True))
+    found = [op for members in parts.values() if len(members) > 1 for op in members]
+    for op in found:
+        flow.label(op, op.node)
+    return found
+
+
 def _sliced(found: list[Found]) -> list[list[Found]]:
     groups: dict[fx.Node, list[Found]] = {}
     for op in found:
@@ -64,7 +84,7 @@ def _sliced(found: list[Found]) -> list[list[Found]]:
 def _num_slices(flow: Dataflow, op: Found) -> int:
     """How many matrices like the one an op multiplies with its parameter holds, whatever shape it is kept in."""
     assert op.weight is not None
-    matrix = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=SLICED) is op.weight)
+    matrix = next(n for n in op.node.all_input_nodes if flow.parameter(n, through=CUT) is op.weight)
     return prod(shape_of(op.weight)) // prod(shape_of(matrix))
 
 

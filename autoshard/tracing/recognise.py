@@ -15,8 +15,11 @@ CONTRACTIONS = frozenset(
     ["linear", "einsum", "matmul", "mm", "bmm", "_grouped_mm", "grouped_mm", "grouped_mm_fallback"]
 )
 """Ops that sum products of two tensors."""
+_PARTS = {"slice", "narrow", "chunk", "split", "split_with_sizes", "unbind", "getitem"}
 SLICED = LAYOUT | {"select"}
-"""Ops through which a tensor is a part of a parameter."""
+"""Ops through which a tensor is one of the matrices of a three-dimensional parameter."""
+CUT = SLICED | _PARTS
+"""Ops through which a tensor is any part of a parameter."""
 _GATHERED = LAYOUT | {"index"}
 
 

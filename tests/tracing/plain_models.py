@@ -105,6 +105,25 @@ class Fused(_Routed):
         return out
 
 
+class Rows(_Routed):
+    """Flat weights of which every expert takes its rows: by numbers, or as one of equal chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(EXPERTS * 2 * INNER, HIDDEN))
+        self.down = nn.Parameter(torch.zeros(EXPERTS * HIDDEN, INNER))
+
+    def run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        downs = self.down.chunk(EXPERTS)
+        for i in range(EXPERTS):
+            token, slot = torch.where(chosen == i)
+            rows = self.up[i * 2 * INNER : (i + 1) * 2 * INNER]
+            gate, up = F.linear(x[token], rows).chunk(2, -1)
+            out.index_add_(0, token, F.linear(F.silu(gate) * up, downs[i]) * weights[token, slot, None])
+        return out
+
+
 class HitLoop(WhereLoop):
     """Modules of a list, over the experts that were hit."""
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.tracing import resolve
+from autoshard.tracing import resolve, trace_source
 from tests.tracing.families import FAMILIES
 
 MUTANTS_PER_FAMILY = 25
@@ -37,3 +37,19 @@ def test_a_mutated_config_builds_or_is_one_line(name):
             assert "\n" not in str(error), config
         else:
             assert sum(p.numel() for p in model.parameters()) > 0
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4_text", "phimoe"])
+def test_what_builds_traces_or_is_one_line(name):
+    rng = random.Random(f"trace {name}")
+    for _ in range(MUTANTS_PER_FAMILY):
+        source = None
+        try:
+            source = resolve(_mutant({"model_type": name, **FAMILIES[name]}, rng))
+            held = sum(p.numel() for p in source.build().parameters())
+            graph = trace_source(source)
+        except AutoshardError as error:
+            assert "\n" not in str(error), source
+        else:
+            assert graph.num_parameters == held, source

@@ -14,7 +14,7 @@ from autoshard.tracing.weights import fill_random
 from tests.tracing import plain_models as plain
 
 STYLES = [plain.WhereLoop, plain.MaskLoop, plain.DenseLoop, plain.Fused, plain.Einsum, plain.HitLoop, plain.SplitLoop]
-STYLES += [plain.Spare, plain.CountLoop]
+STYLES += [plain.Spare, plain.CountLoop, plain.Rows]
 
 
 @pytest.mark.parametrize("style", STYLES)
