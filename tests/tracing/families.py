@@ -172,6 +172,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "llama": {**_BASE, "intermediate_size": 96},
+    "qwen3": {**_BASE, "intermediate_size": 96, "head_dim": 16},
     "olmoe": {**_BASE, "intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         **_BASE,
@@ -231,7 +233,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 SLOW = ("deepseek_v4", "jamba", "qwen3_5_moe_text")
 """Families that take several CPU seconds to trace."""
-LIKE_OTHERS = ("ernie4_5_moe", "gemma4_text", "longcat_flash", "mimo_v2_flash", "olmoe", "qwen3_moe")
+LIKE_OTHERS = (
+    "ernie4_5_moe",
+    "gemma4_text",
+    "llama",
+    "longcat_flash",
+    "mimo_v2_flash",
+    "olmoe",
+    "qwen3",
+    "qwen3_moe",
+)
 """Families whose kinds of ops others have too."""
 
 

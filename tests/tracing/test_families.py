@@ -1,12 +1,25 @@
 """Many architectures, small: parameters exact, nothing opaque, and the ops that make each of them what it is."""
 
 import pytest
+from pydantic import TypeAdapter
 
-from autoshard.ir import Attention, Combine, ExpertsLinear, Indexer, LatentAttention, Linear, Mixer, Norm, Router
+from autoshard.ir import (
+    Attention,
+    Combine,
+    ExpertsLinear,
+    Indexer,
+    LatentAttention,
+    Linear,
+    Mixer,
+    Norm,
+    OpGraph,
+    Router,
+)
 from autoshard.sharding.space import options
 from autoshard.tracing import resolve, trace_source
 from tests.tracing.families import FAMILIES, marked
 
+GRAPH = TypeAdapter(OpGraph)
 MLA = ["attn_norm", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "attention", "o", "attn_add"]
 INDEXER = ["indexer_q", "indexer_k", "indexer_k_norm", "indexer_weights", "indexer"]
 DSA = [*MLA[:7], *INDEXER, *MLA[7:]]
@@ -27,6 +40,8 @@ def test_parameters_are_the_models_and_nothing_is_opaque(name, family):
     held = {p.fqn: p.shape for *_, p in graph.parameters() if p.shared_with is None}
     assert held == {n: tuple(p.shape) for n, p in model.named_parameters()}
     assert not [op.fqn for _, op in graph.all_ops() if op.kind == "opaque"]
+    # What is kept on disk reads as what it was.
+    assert GRAPH.validate_json(GRAPH.dump_json(graph)) == graph
 
 
 def test_latent_attention_is_a_chain_with_one_cached_latent(family):
