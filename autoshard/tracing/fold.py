@@ -139,7 +139,7 @@ def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...
     stacks = find_stacks(model)
     patched: list[nn.Module] = []
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
-    made: list[Tensor] = []
+    made: list[tuple[Tensor, list[Tensor]]] = []
     try:
         for stack in stacks:
             for kind in stack.kinds:
@@ -169,7 +169,7 @@ def folded(model: nn.Module, *, bare: bool = False) -> Iterator[tuple[Stack, ...
 class _Repeat(nn.Module):
     """In place of a repeated layer: no parameters, its attributes, and results like those of the first of its kind."""
 
-    def __init__(self, layer: nn.Module, returned: list[Any], made: list[Tensor] | None) -> None:
+    def __init__(self, layer: nn.Module, returned: list[Any], made: list[tuple[Tensor, list[Tensor]]] | None) -> None:
         super().__init__()
         self.__dict__["_layer"] = (layer,)  # in a tuple: not a submodule
         self.__dict__["_returned"] = returned
@@ -179,13 +179,19 @@ class _Repeat(nn.Module):
         return getattr(self.__dict__["_layer"][0], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point())
         made, value = self.__dict__["_made"], self.__dict__["_returned"][0]
-        if made and x is made[-1] and isinstance(value, Tensor) and (value.shape, value.dtype) == (x.shape, x.dtype):
-            return x
+        given = (*args, *kwargs.values())
+        if made and any(a is made[-1][0] for a in given):
+            before, alike = made[-1]
+            if any(known is value for known in alike):  # asking tensors for their shapes takes long in a trace
+                return before
+            if isinstance(value, Tensor) and (value.shape, value.dtype) == (before.shape, before.dtype):
+                alike.append(value)
+                return before
+        x = next(a for a in given if isinstance(a, Tensor) and a.is_floating_point())
         out = _like(value, x)
         if made is not None and isinstance(out, Tensor):
-            made.append(out)
+            made.append((out, [value]))
         return out
 
 
