@@ -99,10 +99,10 @@ def _numbered(flow: Dataflow, found: list[Found]) -> dict[_Key, list[Found]]:
 
 
 def _pattern(flow: Dataflow, weight: fx.Node) -> _Key | None:
-    """The name without its last number, and the shape; None without a number beyond the layer's."""
+    """The name without its last number, and the shape; None without a number."""
     name = flow.name_of(weight)
     numbers = list(_NUMBER.finditer(name))
-    if len(numbers) < 2:  # the first is the layer's
+    if not numbers:
         return None
     at = numbers[-1]
     return name[: at.start()] + "*" + name[at.end() :], shape_of(weight)

@@ -44,7 +44,8 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Every outermost list of layers, with the layers grouped by structure.
 
     A list is a non-empty ``ModuleList`` that owns parameters, or what repeats in a ``Sequential``: from the first child
-    with parts of its own that has the structure of another to the last.
+    with parts of its own that has the structure of another to the last. Children of any other module are one where
+    they repeat and hold lists themselves: layers kept as attributes, each with its experts.
     """
     stacks: list[Stack] = []
     prefixes: list[str] = []
@@ -69,12 +70,21 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
     if isinstance(module, nn.ModuleList):
         return children
     if not isinstance(module, nn.Sequential):
-        return {}
+        children = {name: child for name, child in children.items() if _holds_lists(child)}
+        if len(children) < 2:
+            return {}
     keys = _structural_hashes(list(children.values()))
     deep = [next(child.children(), None) is not None for child in children.values()]
     repeated = [i for i, key in enumerate(keys) if deep[i] and keys.count(key) > 1]
     names = list(children)[repeated[0] : repeated[-1] + 1] if repeated else []
     return {name: children[name] for name in names}
+
+
+def _holds_lists(module: nn.Module) -> bool:
+    """Whether there is a ``ModuleList`` with parameters below a module that is none."""
+    lists = (m for m in module.modules() if isinstance(m, nn.ModuleList))
+    is_list = isinstance(module, nn.ModuleList)
+    return not is_list and any(True for each in lists for _ in each.parameters())
 
 
 def _structural_hashes(layers: list[nn.Module]) -> list[str]:

@@ -116,8 +116,24 @@ def _chain():
     return nn.Sequential(whole.table, *whole.layers, whole.norm, whole.head)
 
 
-@pytest.mark.parametrize(("make", "layers"), [(_Chain, "layers.0 layers.1 layers.2"), (_chain, "1 2 3")])
-def test_layers_in_a_sequential_are_layers_and_experts_are_not(make, layers):
+class _Attributes(nn.Module):
+    """Every layer an attribute of its own."""
+
+    def __init__(self):
+        super().__init__()
+        whole = plain.Plain(plain.WhereLoop)
+        self.table, self.norm, self.head = whole.table, whole.norm, whole.head
+        self.l0, self.l1, self.l2 = whole.layers
+
+    def forward(self, ids):
+        return self.head(self.norm(self.l2(self.l1(self.l0(self.table(ids))))))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [(_Chain, "layers.0 layers.1 layers.2"), (_chain, "1 2 3"), (_Attributes, "l0 l1 l2")],
+)
+def test_layers_outside_of_lists_are_layers_and_experts_are_not(make, layers):
     graph = trace(make(), name="m")
     assert [b.instances for b in graph.blocks] == [tuple(layers.split())]
     banks = [op for op in graph.blocks[0].ops if isinstance(op, ExpertsLinear)]
