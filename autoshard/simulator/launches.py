@@ -4,11 +4,15 @@ from collections.abc import Mapping
 
 from autoshard.ir import Add, Block, ExpertsLinear, FusedOp, Linear
 from autoshard.sharding.layout import Axis
-from autoshard.sharding.space import consumers, tensor_axes
+from autoshard.sharding.padding import PLAIN, Grain
+from autoshard.sharding.space import consumers, output_grain, tensor_axes
+
+Merged = Mapping[str, tuple[tuple[Linear, Axis, Grain], ...]]
+"""By op name, products that run as one (itself included), with their outputs' axes and pieces for filling up."""
 
 
-def merged_products(block: Block) -> Mapping[str, tuple[tuple[Linear, Axis], ...]]:
-    """By op name, the products that an engine runs as one with it (itself included), with their outputs' axes.
+def merged_products(block: Block) -> Merged:
+    """The products that an engine runs as one.
 
     q, k and v; gate and up; the down-projections of latent attention. A head is never merged.
     """
@@ -17,7 +21,12 @@ def merged_products(block: Block) -> Mapping[str, tuple[tuple[Linear, Axis], ...
         if isinstance(op, Linear) and not op.is_head:
             by_input.setdefault(op.inputs[0], []).append(op)
     groups = [group for group in by_input.values() if len(group) > 1]
-    return {op.name: tuple((o, tensor_axes(block, o).shard) for o in group) for group in groups for op in group}
+    each = {
+        op.name: (op, tensor_axes(block, op).shard, output_grain(block, op) or PLAIN)
+        for group in groups
+        for op in group
+    }
+    return {op.name: tuple(each[o.name] for o in group) for group in groups for op in group}
 
 
 def joins_experts(block: Block, op: FusedOp | None) -> bool:

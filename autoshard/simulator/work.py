@@ -3,7 +3,6 @@
 Which sizes an option divides comes from the option; how long a kernel takes from `autoshard.cost`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +31,7 @@ from autoshard.sharding.layout import Axis
 from autoshard.sharding.option import Option
 from autoshard.sharding.padding import PLAIN, Grain, padded_width
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.launches import Merged
 from autoshard.simulator.lengths import Lengths
 from autoshard.simulator.points import Points
 from autoshard.units import dtype_bytes
@@ -60,7 +60,7 @@ class WorkModel:
     lengths: Lengths
     points: Points
     amounts: Amounts
-    merged: Mapping[str, tuple[tuple[Linear, Axis], ...]] = field(default_factory=dict)
+    merged: Merged = field(default_factory=dict)
 
     @property
     def device(self) -> Device:
@@ -137,8 +137,8 @@ class WorkModel:
         if option is not None and op.name in self.merged:
             splits = option.choice == 0
             total = np.zeros(len(self.points))
-            for other, axis in self.merged[op.name]:
-                total = total + self._part(other.out_dim.size, axis if splits else None, other.packed, _grain(option))
+            for other, axis, grain in self.merged[op.name]:
+                total = total + self._part(other.out_dim.size, axis if splits else None, other.packed, grain)
         inner = self._read(op.in_dim.size, option)
         whole = self.kernels.gemm_s(tokens, inner, total, "head" if op.is_head else "dense")
         return whole * (width / total)
