@@ -98,17 +98,18 @@ def test_merged_products_share_one_launch() -> None:
 
 
 def test_each_merged_product_is_split_by_its_own_heads() -> None:
-    """Four query heads belong to a kv head, which must not be taken for pieces of k and v."""
+    """Eight query heads belong to each of two kv heads, which must not be taken for pieces of k and v."""
+    graph = GraphMaker(hidden=512, heads=16, kv_heads=2, head_dim=32, experts=8, intermediate=384).graph("mmmd")
     law = serving_law("vllm")
-    points = make_points(GRAPH, CLUSTER, {"tp": 2, "dp": 1, "ep": 2, "pp": 1, "batch": 16, "replicas": 1})
-    variables, parts = build_tables(GRAPH, CLUSTER, SERVE, points, {}, lengths=own_lengths(SERVE), engine=law)
+    points = make_points(graph, CLUSTER, {"tp": 2, "dp": 1, "ep": 2, "pp": 1, "batch": 16, "replicas": 1})
+    variables, parts = build_tables(graph, CLUSTER, SERVE, points, {}, lengths=own_lengths(SERVE), engine=law)
     dims = np.array([[v.choices.index(0 if 0 in v.choices else None) for v in variables]])
-    layer = next(b.name for b in GRAPH.blocks)
+    layer = next(b.name for b in graph.blocks)
     seconds = {f.label: float(f.at(np.array([0]), dims)[0]) for f in parts[layer].factors if f.what == "linear"}
-    # on each of two ranks 512 x (256 + 2 * 64)
-    half = float(gemm_law_s(CLUSTER.device, CLUSTER.device.kernel("gemm", variant="trtllm/bfloat16"), 16, 512, 384))
-    assert seconds["q"] == pytest.approx(half * 2 / 3)
-    assert seconds["k"] == seconds["v"] == pytest.approx(half / 6)
+    # on each of two ranks 512 x (256 + 2 * 32)
+    half = float(gemm_law_s(CLUSTER.device, CLUSTER.device.kernel("gemm", variant="trtllm/bfloat16"), 16, 512, 320))
+    assert seconds["q"] == pytest.approx(half * 256 / 320)
+    assert seconds["k"] == seconds["v"] == pytest.approx(half * 32 / 320)
 
 
 def test_every_sequence_has_room_at_its_full_length() -> None:
