@@ -58,23 +58,3 @@ def _splits(engine: Engine, block: Block, op: Mixer, tp: int) -> bool:
         return engine.splits_mixers
     by_heads = [option for option in options(block, op) if option.choice is not None]
     return any(all(size % tp == 0 for size, _, _ in option.divides) for option in by_heads)
-
-
-def token_bytes(block: Block, *, kv_dtype: str, tp: int) -> float:
-    """Bytes that one more token of context costs on one rank in one instance of a block; none where a window is full.
-
-    Keys that stand for several tokens go on beyond a window.
-    """
-    total = 0.0
-    for op in block.ops:
-        if isinstance(op, Opaque):
-            total += op.cache_bytes_per_token
-        if not isinstance(op, Attention | LatentAttention | Indexer):
-            continue
-        elements = op.kv_elements_per_token
-        if isinstance(op, Attention):
-            elements = elements // op.kv_heads.size * math.ceil(op.kv_heads.size / tp)
-            total += elements / op.pooled * dtype_bytes(kv_dtype) if op.pooled is not None else 0.0
-        if getattr(op, "window", None) is None:
-            total += elements * dtype_bytes(kv_dtype)
-    return total

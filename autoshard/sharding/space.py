@@ -126,11 +126,6 @@ def is_module(block: Block, op: Linear) -> bool:
     return owned and not any(o.fqn == op.fqn for o in block.ops if o is not op)
 
 
-def _makers(block: Block, op: FusedOp) -> list[FusedOp]:
-    """The ops whose outputs an op reads."""
-    return [o for o in block.ops if o.name in op.inputs]
-
-
 def option_axis(option: Option) -> Axis | None:
     """The axis an option splits its op over; None for a replicated one."""
     if option.choice is None:

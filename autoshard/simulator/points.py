@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
-from autoshard.ir import ExpertsLinear, OpGraph
+from autoshard.ir import OpGraph
 from autoshard.sharding.degrees import Degrees
 from autoshard.sharding.legality import Reason, attention_heads, axis_sizes, degree_reasons, expert_counts, mesh_of
 
@@ -273,11 +273,6 @@ def _batches(g: StageGroup, fixed: Mapping[str, int], replicas: int, concurrency
         return []
     microbatches = min(g.pp, each)
     return [] if each % microbatches else [(each // microbatches, microbatches)]
-
-
-def top_k_of(graph: OpGraph) -> int:
-    """Experts per token, 1 for a dense model."""
-    return max((op.top_k for _, op in graph.all_ops() if isinstance(op, ExpertsLinear)), default=1)
 
 
 def points_at(

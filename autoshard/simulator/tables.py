@@ -115,12 +115,13 @@ class TableBuilder:
         overs = sorted({over for _, over, _ in option.divides})
         if not overs:
             return np.ones(len(self.points), dtype=bool)
-        columns = np.stack([self.points.sizes[over] for over in overs], 1)
-        each, index = np.unique(columns, axis=0, return_inverse=True)
+        sizes = {over: self.points.sizes[over] for over in overs}
+        first, of = distinct(*sizes.values())
         fine = [
-            option.undivided(dict(zip(overs, map(int, row), strict=True)), uneven=self.uneven) is None for row in each
+            option.undivided({over: int(size[i]) for over, size in sizes.items()}, uneven=self.uneven) is None
+            for i in first
         ]
-        return np.array(fine)[index.reshape(-1)]
+        return np.array(fine)[of]
 
     def _with_pin(
         self, key: str, choices: tuple[Choice, ...], legal: NDArray[np.bool_], needs: tuple[Layout | None, ...]

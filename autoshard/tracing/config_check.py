@@ -39,7 +39,6 @@ _COUNTS = [
     "max_position_embeddings",
     "sliding_window",
 ]
-_MAY_BE_ZERO = ("num_key_value_heads",)
 _MOST_LAYERS = 2000
 """More layers than any model has: building module by module would not end."""
 

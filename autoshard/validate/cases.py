@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, Strategy, degree_reasons, mesh_of
@@ -165,9 +164,3 @@ def default_cases(graph: OpGraph, nproc: int, plan: Strategy | None = None) -> t
     """The plan's own pattern first, then every named pattern at every kind of degrees, pipelines last."""
     own = () if plan is None else (plan_case(graph, plan, nproc),)
     return (*own, *pattern_cases(graph, nproc))
-
-
-def at_batch(case: Case, sequences: int) -> Case:
-    """The case with ``sequences`` in flight, a multiple of its dp."""
-    strategy = replace(case.strategy, degrees=replace(case.strategy.degrees, batch=sequences))
-    return case.model_copy(update={"strategy": strategy})
