@@ -118,6 +118,27 @@ class ShardingProblem:
         self._last = _Prefix(columns=x[:, :position].copy(), held=held)
         return held
 
+    @cached_property
+    def _legal_at(self) -> BoolArray:
+        """[points, variables, options] legality of every choice for itself; options that there are not are not legal."""
+        return _padded([v.legal for v in self.sim.variables])
+
+    @cached_property
+    def _legal_with(self) -> BoolArray:
+        """[layouts of the residual, variables, options] `_goes_with_residual` in one array."""
+        return _padded(self._goes_with_residual)
+
+    def with_legal_choices(self, x: IntArray) -> IntArray:
+        """Rows at legal degrees with every choice moved to the nearest that the rules allow, memory aside."""
+        y, first, point = x.copy(), self.num_degree_components, self.points_of(x)
+        legal = self._legal_at[point]
+        options = np.arange(legal.shape[2])
+        nearest = np.where(legal[:, 0], np.abs(options - y[:, first, None]), len(options)).argmin(1)
+        legal &= self._legal_with[nearest]
+        distance = np.abs(options - y[:, first:, None])
+        y[:, first:] = np.where(legal, distance, len(options)).argmin(2)
+        return y
+
     def legal(self, x: IntArray) -> BoolArray:
         """Whether rows are legal points with legal choices that fit in memory."""
         point = self.points_of(x)
@@ -126,9 +147,9 @@ class ShardingProblem:
         ok &= ((dims >= 0) & (dims < self.num_options[self.num_degree_components :])).all(1)
         rows = np.flatnonzero(ok)
         at, dims = point[rows], dims[rows]
-        good = np.ones(len(rows), dtype=bool)
-        for v, variable in enumerate(self.sim.variables):
-            good &= variable.legal[at, dims[:, v]] & self._goes_with_residual[v][dims[:, 0], dims[:, v]]
+        columns = np.arange(dims.shape[1])
+        good: BoolArray = self._legal_at[at[:, None], columns, dims].all(1)
+        good &= self._legal_with[dims[:, :1], columns, dims].all(1)
         tight = np.flatnonzero(self.room.tight[at])
         held = self.room.part_bytes(at[tight], dims[tight])
         good[tight] &= self.room.total(at[tight], held) <= self.sim.capacity_bytes
@@ -202,3 +223,9 @@ class ShardingProblem:
                     new &= (rows[i] != rows[j]).any(1)
             found.append(rows[i][new])
         return np.concatenate(found)
+
+
+def _padded(tables: list[BoolArray]) -> BoolArray:
+    """[n, tables, most options] of tables [n, options], False where one has fewer options."""
+    most = max(t.shape[1] for t in tables)
+    return np.stack([np.pad(t, ((0, 0), (0, most - t.shape[1]))) for t in tables], 1)

@@ -46,9 +46,24 @@ def project(problem: Problem, x: IntArray) -> IntArray:
 
 
 def _nearest(problem: Problem, y: IntArray) -> IntArray:
-    """Rows with each option that its mask forbids moved to the nearest allowed one."""
+    """Rows with each option that its mask forbids moved to the nearest allowed one.
+
+    What the rules alone leave of the choices is also what the masks leave, wherever it fits in memory: the masks then
+    forbid none of it. So only the rows that do not fit are walked.
+    """
+    num_degrees = problem.num_degree_components
+    y = _walk(problem, y, range(num_degrees))
+    found = problem.with_legal_choices(y)
+    overfull = np.flatnonzero(~problem.legal(found))
+    if len(overfull):
+        found[overfull] = _walk(problem, y[overfull], range(num_degrees, y.shape[1]))
+    return found
+
+
+def _walk(problem: Problem, y: IntArray, positions: range) -> IntArray:
+    """Rows with the options that the masks of some components forbid moved to the nearest allowed ones, in order."""
     rows = np.arange(len(y))
-    for position in range(y.shape[1]):
+    for position in positions:
         allowed = problem.mask(y, position)
         wrong = rows[~allowed[rows, y[:, position]]]
         if len(wrong):
@@ -79,19 +94,15 @@ def neighbours(problem: Problem, x: IntArray, rng: np.random.Generator) -> IntAr
 
 
 def step(problem: Problem, x: IntArray, rng: np.random.Generator) -> IntArray:
-    """[n, C] legal strategies one masked edit away from legal [n, C] ones, row by row.
+    """[n, C] legal strategies one edit away from legal [n, C] ones, row by row.
 
-    One component, drawn uniformly, takes another option that its mask allows, each as likely as the others; it stays
-    where there is no other. Components right of it move only where the edit makes them illegal.
+    One of the components that have more than one option, drawn uniformly, takes another, each as likely; what is not
+    legal is made so by projection, which may lead back to the row itself.
     """
-    y = x.copy()
-    edited = rng.integers(0, x.shape[1], len(x))
-    for position in np.unique(edited).tolist():
-        rows = np.flatnonzero(edited == position)
-        allowed = problem.mask(y[rows], position)
-        allowed[np.arange(len(rows)), y[rows, position]] = False
-        option = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(1)
-        y[rows, position] = np.where(allowed.any(1), option, y[rows, position])
+    y, rows = x.copy(), np.arange(len(x))
+    several = np.flatnonzero(problem.num_options > 1)
+    edited = several[rng.integers(0, len(several), len(x))]
+    y[rows, edited] = (y[rows, edited] + rng.integers(1, problem.num_options[edited])) % problem.num_options[edited]
     return project(problem, y)
 
 

@@ -75,6 +75,10 @@ class Problem(Protocol):
         """[n] whether every rule holds (not whether limits that need an evaluation do); costs no call."""
         ...
 
+    def with_legal_choices(self, x: IntArray) -> IntArray:
+        """[n, C] at legal degrees with every choice moved to the nearest that the rules allow; memory may still not do."""
+        ...
+
     def evaluate(self, x: IntArray) -> Scores:
         """Score and count; with fewer than n calls left, evaluates and returns only the first ones.
 
