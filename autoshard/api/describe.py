@@ -10,7 +10,7 @@ from autoshard.ir import Mixer, Opaque, OpGraph
 from autoshard.plan import PlanData
 from autoshard.sharding import Choice, Strategy, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, model_choices, option_illegal
-from autoshard.sharding.space import free_ops, never_offered, options
+from autoshard.sharding.space import expands_latent_of, free_ops, never_offered, options
 
 
 def describe_plan(plan: PlanData) -> dict[str, Any]:
@@ -95,6 +95,8 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
         for op in (o for o in block.ops if isinstance(o, Mixer | Opaque) and o.follows is None):
             why = {None: None, **dict(never_offered(block, op))}
             found.setdefault(f"{block.name}/{op.name}", _offered(op.kind, why))
+        for op in (o for o in block.ops if expands_latent_of(block, o) is not None):
+            found[f"{block.name}/{op.name}"] = _offered(op.kind, dict(never_offered(block, op)))
     return found
 
 

@@ -135,8 +135,23 @@ def option_axis(option: Option) -> Axis | None:
     return next(s.axis for shards in option.params for s in shards)
 
 
-def leader_of(block: Block, op: FusedOp) -> ExpertsLinear | None:
-    """The op whose choice those of experts have that the model's own code runs: the first matrix; None for others."""
+def expands_latent_of(block: Block, op: FusedOp) -> LatentAttention | None:
+    """The core for which a matrix expands the cached latent; None for any other op."""
+    if not isinstance(op, Linear) or op.in_dim.name != "kv_rank":
+        return None
+    return next((r for r, position in consumers(block, op.name) if isinstance(r, LatentAttention) and position), None)
+
+
+def leader_of(block: Block, op: FusedOp) -> FusedOp | None:
+    """The op whose choice another has; None for one that decides for itself.
+
+    Experts that the model's own code runs have that of their first matrix. The matrix that expands a latent has its
+    core's: it runs on the whole cached past at every step (engines absorb it into the core), so that rows of it
+    without the heads they make would gather all of that past.
+    """
+    core = expands_latent_of(block, op)
+    if core is not None:
+        return core
     if not (isinstance(op, ExpertsLinear) or (isinstance(op, Activation) and op.routed)):
         return None
     first = next((o for o in block.ops if isinstance(o, ExpertsLinear)), None)
@@ -255,6 +270,9 @@ def never_offered(block: Block, op: FusedOp) -> tuple[tuple[Choice, str], ...]:
             found = ((0, why), (1, why))
         case Linear() if op.follows is None and not is_module(block, op):
             found = ((0, _NO_MODULE), (1, _NO_MODULE))
+        case Linear() if (core := expands_latent_of(block, op)) is not None:
+            goes = f"it goes with {core.name}: it expands the whole cached past, for the heads that a rank has"
+            return ((0, goes), (1, "its module reshapes the latent at its whole width"), (None, goes))
         case Linear() if op.in_dim.name == "kv_rank":
             found = ((1, "its module reshapes the latent at its whole width"),)
         case Norm():

@@ -132,11 +132,10 @@ def test_engines_keep_the_latent_projections_whole() -> None:
     strategy = TARGETS["vllm"].strategy(graph, Degrees(tp=4, ep=4))
     assert strategy is not None
     made = {k.partition("/")[2]: strategy.choice(k) for k, _ in strategy.choices if k.startswith("moe_layers/")}
-    assert {n: made[n] for n in ("q_a", "kv_a", "q_b", "kv_b", "attention", "o")} == {
+    assert {n: made[n] for n in ("q_a", "kv_a", "q_b", "attention", "o")} == {
         "q_a": None,
         "kv_a": None,
         "q_b": 0,
-        "kv_b": 0,
         "attention": 0,
         "o": 1,
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autoshard.ir import ExpertsLinear, Linear, OpGraph
+from autoshard.ir import ExpertsLinear, LatentAttention, Linear, OpGraph
 from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, mesh_of, strategy_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
 from autoshard.sharding.space import free_ops, options
@@ -33,7 +33,7 @@ FULL = {
     "falcon": 81,
 }
 """Families of which all combinations run, and how many these are: 3^4 x 3^2; a latent attention has 3 x 3 x 2 x 3 (its
-kv_b is not split by what it contracts), one fused projection 3 x 3."""
+kv_b goes with the core: by heads or whole), one fused projection 3 x 3."""
 MORE = {
     "llama-biases": 81,
     "llama-tied": 81,
@@ -86,7 +86,8 @@ def deep_source(name: str) -> ModelSource:
 def axes_of_sweep(graph: OpGraph) -> dict[str, list[str]]:
     """What is chosen together: each attention matrix by name in all blocks, and the FFN's in and out.
 
-    The two projections that a latent attention makes of the hidden state are one axis. A recurrent mixer's projections
+    The two projections that a latent attention makes of the hidden state are one axis, its core (with the matrix that
+    expands the latent) is another. A recurrent mixer's projections
     are none: their choices are drawn.
     """
     found: dict[str, list[str]] = {}
@@ -96,13 +97,15 @@ def axes_of_sweep(graph: OpGraph) -> dict[str, list[str]]:
             if isinstance(op, ExpertsLinear) or (isinstance(op, Linear) and name in _FFN):
                 out = op.stage == "down" if isinstance(op, ExpertsLinear) else name == "down"
                 found.setdefault("ffn_out" if out else "ffn_in", []).append(key)
+            elif isinstance(op, LatentAttention):
+                found.setdefault("core", []).append(key)
             elif isinstance(op, Linear) and name in _ATTENTION:
                 found.setdefault({"q_a": "a", "kv_a": "a"}.get(name, name), []).append(key)
     return found
 
 
 _FFN = frozenset({"gate", "up", "down"})
-_ATTENTION = frozenset({"q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b"})
+_ATTENTION = frozenset({"q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a"})
 
 
 def sweep(graph: OpGraph, tp: int, *, crossed: bool = False) -> Iterator[tuple[str, Strategy]]:

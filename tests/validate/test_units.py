@@ -6,15 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autoshard.api.describe import legal_choices
 from autoshard.ir import OpGraph
-from autoshard.sharding import Degrees, mesh_of, strategy_reasons
-from autoshard.sharding.legality import axis_sizes
+from autoshard.sharding import Degrees, Strategy, mesh_of, resolve_graph, strategy_reasons
+from autoshard.sharding.legality import axis_sizes, choice_keys, chosen_options
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.validate import default_cases, lift_float32, plan_case, scale_degrees
 from autoshard.validate.expectation import axis_ranks, expect
 from autoshard.validate.report import ValidationReport
 from autoshard.validate.routed import experts_modules, routed_traffic, rows_of_rank
 from tests.graphs import GraphMaker
+from tests.traced import traced
 from tests.validate.sources import graph_of
 
 
@@ -60,6 +62,24 @@ def test_expected_traffic_by_hand() -> None:
     # head 64x64 each, last norm 64
     layer = (16 + 8 + 8 + 16 + 8 + 2) * 64 + 8 * (48 * 64 + 64 * 24)
     assert found.parameter_bytes == 4 * (2 * layer + 2 * 64 * 64 + 64)
+
+
+def test_the_matrix_that_expands_a_latent_goes_with_the_heads_of_its_core() -> None:
+    # Rows of it without heads would gather all of the past: batch x (past + 1) x heads x (nope + v) at every step.
+    graph = traced("deepseek-v3")
+    (key, *_) = [k for k in choice_keys(graph) if k.endswith("/attention")]
+    block = next(b for b in graph.components() if key.startswith(b.name + "/"))
+    assert f"{block.name}/kv_b" not in choice_keys(graph)
+    for core in (0, None):
+        strategy = Strategy(degrees=Degrees(tp=2, etp=2), choices=((key, core),))
+        assert not strategy_reasons(graph, strategy)
+        assert {chosen_options(graph, block, strategy)[n].choice for n in ("attention", "kv_b")} == {core}
+        resolved = {r.op.name: r for r in resolve_graph(graph, strategy)[block.name]}
+        assert not resolved["kv_b"].exit  # nothing is gathered there
+    (reason,) = strategy_reasons(graph, replace(strategy, choices=((f"{block.name}/kv_b", 0),)))
+    assert "no op" in reason.message
+    kv_b = legal_choices(graph, strategy)[f"{block.name}/kv_b"]
+    assert kv_b["legal"] == [] and "it goes with attention" in kv_b["excluded"][0]["reason"]
 
 
 def test_scaled_degrees_keep_what_is_parallel() -> None:

@@ -9,7 +9,7 @@ keeps the weight whole and computes a rank's rows of every part; 1 shares the we
 A linear whose parameters another module uses (the step sizes of a Mamba) is split by heads with the op it follows.
 
 The matrix that expands the latent of an MLA is not split by its columns: modules reshape the latent, between its norm
-and this matrix, at its whole width.
+and this matrix, at its whole width. Its rows go with the heads of the core (`autoshard.sharding.space.leader_of`).
 """
 
 from autoshard.ir import Linear
