@@ -70,3 +70,22 @@ class Elites:
             if len(best) == self._size:
                 break
         self._entries = list(best.values())
+
+
+class Memory:
+    """What a chunk has learned besides its policy: the elite history, and the pool of strategies to mutate."""
+
+    def __init__(self, *, history: int, pool: int, pool_key_components: int) -> None:
+        self.history = Elites(history)
+        self.pool = Elites(pool, pool_key_components)
+
+    def update(self, x: IntArray, scores: Scores) -> None:
+        """Learn the scores of the first strategies of x."""
+        x = x[: len(scores)]
+        self.history.update(x, scores)
+        self.pool.update(x, scores)
+
+    def merge(self, other: "Memory") -> None:
+        """Learn what another chunk has learned."""
+        self.history.merge(other.history)
+        self.pool.merge(other.pool)

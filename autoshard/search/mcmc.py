@@ -1,13 +1,13 @@
 """FlexFlow's search: Markov chains that change one component at a time (Jia, Zaharia, Aiken, MLSys 2019, §6).
 
-A proposal gives one component another option, all equally likely, and is then made legal. With c the predicted seconds per token, relative to
-the best seen, it is accepted with probability (Metropolis)
+A proposal gives one component another option, all equally likely, and is then made legal. With c the predicted seconds
+per token, relative to the best seen, it is accepted with probability (Metropolis)
 
     min(1, exp(−β · (c(proposal) − c(current))))
 
 A chain that has not improved on its best for half of its steps is given up, as in the paper, and the next one starts
-from a uniform draw. A few chains run side by side, which scores their proposals together and changes nothing for any of
-them but the best it is measured by. FlexFlow leaves β open.
+from a uniform draw. A few chains run side by side so that their proposals are scored together; each goes its own way.
+FlexFlow leaves β open.
 """
 
 import numpy as np

@@ -120,7 +120,7 @@ class ShardingProblem:
 
     @cached_property
     def _legal_at(self) -> BoolArray:
-        """[points, variables, options] legality of every choice for itself; options that there are not are not legal."""
+        """[points, variables, options] whether each choice for itself is legal; False past a variable's options."""
         return _padded([v.legal for v in self.sim.variables])
 
     @cached_property
@@ -148,8 +148,8 @@ class ShardingProblem:
         rows = np.flatnonzero(ok)
         at, dims = point[rows], dims[rows]
         columns = np.arange(dims.shape[1])
-        good: BoolArray = self._legal_at[at[:, None], columns, dims].all(1)
-        good &= self._legal_with[dims[:, :1], columns, dims].all(1)
+        alone, together = self._legal_at[at[:, None], columns, dims], self._legal_with[dims[:, :1], columns, dims]
+        good: BoolArray = (alone & together).all(1)
         tight = np.flatnonzero(self.room.tight[at])
         held = self.room.part_bytes(at[tight], dims[tight])
         good[tight] &= self.room.total(at[tight], held) <= self.sim.capacity_bytes

@@ -76,7 +76,7 @@ class Problem(Protocol):
         ...
 
     def with_legal_choices(self, x: IntArray) -> IntArray:
-        """[n, C] at legal degrees with every choice moved to the nearest that the rules allow; memory may still not do."""
+        """[n, C] at legal degrees with every choice moved to the nearest that the rules allow, memory aside."""
         ...
 
     def evaluate(self, x: IntArray) -> Scores:

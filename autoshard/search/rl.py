@@ -9,13 +9,14 @@ From the paper: the elite history of T strategies behind attention, the reward �
 chunks of 4,000 calls, a restart with inherited history once the policy is confident, and returning the best ever
 seen. Added, because a prototype showed what each is worth (in falling order): exact masks, imitation of the elites
 (c_I), independent chunks ("islands") whose histories meet only in the last, mutations of the elites in each batch, and
-at the end sweeps: every strategy one move from the best (`sweeps.py`). Mutations are off the policy, so they never
-enter the ratio ρ; they teach through the elites. `PAPER` is the agent without what was added (`rl-paper`).
+at the end climbs by every move from the best and from others of the pool (`climbs.py`). Mutations are off the policy,
+so they never enter the ratio ρ; they teach through the elites. `PAPER` is the agent without what was added
+(`rl-paper`).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
@@ -23,14 +24,14 @@ import torch
 from torch import Tensor
 
 from autoshard.errors import InvalidInputError
-from autoshard.search.elites import Elites, fitness
+from autoshard.search.climbs import ClimbConfig, Climber
+from autoshard.search.elites import Elites, Memory
 from autoshard.search.policy import Batch, Policy
 from autoshard.search.policy_file import SavedPolicy
 from autoshard.search.proposals import mutate
-from autoshard.search.protocol import BoolArray, FloatArray, IntArray, Problem, Scores
+from autoshard.search.protocol import BoolArray, FloatArray, IntArray, Problem
 from autoshard.search.result import Recorder, SearchResult
 from autoshard.search.reward import reward
-from autoshard.search.sweeps import combined, degree_moves, pair_edits, run_edits, single_edits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,10 @@ class RLConfig:
     """Share of the calls left for the last chunk, where the islands' histories meet. [chosen]"""
     mutation_share: float = 0.3
     """Least share of a batch that are mutations of elites; they also replace what the policy repeats. [chosen]"""
-    sweep_share: float = 0.4
-    """Share of the calls, the last, for all moves from the best strategies (`sweeps`). [chosen]"""
-    donors: int = 6
-    """Strategies of the pool whose runs of choices a sweep tries. [chosen]"""
+    sweep_share: float = 0.5
+    """Share of the calls, the last, for climbs from the best strategies (`climbs`). [chosen]"""
+    climbs: ClimbConfig = field(default_factory=ClimbConfig)
+    """How the sweeps climb."""
     pool: int = 20
     """Best strategies kept to be mutated. [chosen]"""
     pool_key_components: int = 3
@@ -146,25 +147,6 @@ def _single_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-class _Memory:
-    """What a chunk has learned besides its policy: the elite history, and the pool of strategies to mutate."""
-
-    def __init__(self, config: RLConfig) -> None:
-        self.history = Elites(config.history)
-        self.pool = Elites(config.pool, config.pool_key_components)
-
-    def update(self, x: IntArray, scores: Scores) -> None:
-        """Learn the scores of the first strategies of x."""
-        x = x[: len(scores)]
-        self.history.update(x, scores)
-        self.pool.update(x, scores)
-
-    def merge(self, other: "_Memory") -> None:
-        """Learn what another chunk has learned."""
-        self.history.merge(other.history)
-        self.pool.merge(other.pool)
-
-
 class _Agent:
     """One run: its generators, its recorder, and the memory that the chunks hand on."""
 
@@ -172,11 +154,15 @@ class _Agent:
         self.problem, self.config, self.warm_start = problem, config, warm_start
         self.policy: Policy | None = None
         self._most_updates = 0
-        self.archive = _Memory(config)
+        self.archive = self._memory()
         self.recorder = Recorder(problem)
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self._known_masks: dict[bytes, BoolArray] = {}
+
+    def _memory(self) -> Memory:
+        config = self.config
+        return Memory(history=config.history, pool=config.pool, pool_key_components=config.pool_key_components)
 
     def run(self) -> None:
         """Spend the budget chunk by chunk."""
@@ -189,58 +175,16 @@ class _Agent:
         for chunk in range(config.chunks):
             last = chunk == num_islands
             end = total if last else ceil(total * (1 - last_share) * (chunk + 1) / num_islands)
-            memory = _Memory(config)
+            memory = self._memory()
             if last or not config.islands:
                 memory.merge(archive)
             self._run_chunk(memory, end)
             archive.merge(memory)
         if config.sweep_share:
-            self._sweep(archive)
+            climber = Climber(self.problem, self.recorder, archive, config.climbs)
+            climber.run(lambda: self._evaluate_mutations(archive, config.batch))
 
-    def _sweep(self, memory: _Memory) -> None:
-        """Spend the calls left on all moves from the best, then from the next best, beginning anew where one is better.
-
-        Once the pool holds nothing new, on mutations of it.
-        """
-        swept: set[bytes] = set()
-        while self.recorder.calls_left:
-            x = next((row for row in memory.pool.strategies if row.tobytes() not in swept), None)
-            if x is None:
-                calls = self.recorder.calls
-                self._evaluate_mutations(memory, self.config.batch)
-                if self.recorder.calls == calls:
-                    return
-                continue
-            if not self._improve(memory, x):
-                swept.add(x.tobytes())
-
-    def _improve(self, memory: _Memory, x: IntArray) -> bool:
-        """Try all moves from a strategy, kind by kind; stops and returns True once one is better than the best."""
-        problem, recorder = self.problem, self.recorder
-        donors = memory.pool.strategies[: self.config.donors]
-        kinds: tuple[Callable[[], IntArray], ...] = (
-            lambda: single_edits(problem, x),
-            lambda: pair_edits(problem, x),
-            lambda: run_edits(problem, x, donors),
-            lambda: degree_moves(problem, x),
-        )
-        before = fitness(recorder.evaluate(x[None]))
-        for moves in kinds:
-            best = recorder.throughput
-            y = moves()
-            y = y[~np.array(recorder.seen(y), dtype=bool)]
-            scores = recorder.evaluate(y)
-            memory.update(y, scores)
-            gain = fitness(scores) - before
-            better = np.argsort(-gain, kind="stable")[: int((gain > 0).sum())]
-            if len(better) > 1:
-                both = combined(problem, x, y[better])
-                memory.update(both, recorder.evaluate(both))
-            if recorder.throughput > best:
-                return True
-        return False
-
-    def _run_chunk(self, memory: _Memory, end: int) -> None:
+    def _run_chunk(self, memory: Memory, end: int) -> None:
         """Train policies, each inheriting the history of the one before, until `end` calls are used."""
         start = self.recorder.calls
         while self.recorder.calls < end:
@@ -249,7 +193,7 @@ class _Agent:
             if self.recorder.calls == calls:
                 return
 
-    def _train_policy(self, memory: _Memory, start: int, end: int) -> None:
+    def _train_policy(self, memory: Memory, start: int, end: int) -> None:
         """Train a new policy until it is confident, the calls are used, or it finds nothing new."""
         config, recorder = self.config, self.recorder
         policy = Policy(
@@ -285,7 +229,7 @@ class _Agent:
             if batch.confidence >= config.confidence or recorder.calls == calls:
                 return
 
-    def _evaluate_mutations(self, memory: _Memory, num: int) -> None:
+    def _evaluate_mutations(self, memory: Memory, num: int) -> None:
         """Evaluate up to `num` new mutations of the pool."""
         if num <= 0 or not self.config.mutation_share:
             return

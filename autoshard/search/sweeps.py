@@ -18,6 +18,10 @@ LONGEST_RUN = 6
 """Choices replaced together at most: those of an FFN, or of an attention with its projections. [chosen]"""
 
 
+MOST_TOGETHER = 30
+"""Combinations of opened choices that are tried at most: those of three. [chosen]"""
+
+
 def single_edits(problem: Problem, x: IntArray) -> IntArray:
     """[n, C] legal strategies with one component of a [C] strategy at another option."""
     return _legal(problem, x, [_edited(x, {c: o}) for c in range(len(x)) for o in range(problem.num_options[c])])
@@ -45,6 +49,27 @@ def run_edits(problem: Problem, x: IntArray, donors: IntArray) -> IntArray:
     return _legal(problem, x, found)
 
 
+def twin_edits(problem: Problem, x: IntArray) -> IntArray:
+    """[n, C] legal strategies with one to six successive choices, and those of the same name in other blocks, alike.
+
+    They become one option, or the other blocks take over those of this one. Nothing where every name is the only one.
+    """
+    names = [name.rpartition("/")[2] for name in problem.component_names]
+    twins = {c: [o for o, name in enumerate(names) if name == names[c]] for c in range(len(x))}
+    found = []
+    for first in range(problem.num_degree_components, len(x)):
+        for last in range(first + 1, min(first + LONGEST_RUN, len(x)) + 1):
+            if len(twins[last - 1]) == 1:
+                break
+            run = range(first, last)
+            found.append(_edited(x, {o: int(x[c]) for c in run for o in twins[c]}))
+            for option in range(int(problem.num_options[first:last].max())):
+                found.append(
+                    _edited(x, {o: min(option, int(problem.num_options[o]) - 1) for c in run for o in twins[c]})
+                )
+    return _legal(problem, x, found)
+
+
 def combined(problem: Problem, x: IntArray, moved: IntArray) -> IntArray:
     """[1, C] all of [n, C] moves from ``x`` at once, best first, each unless it touches what one before it has."""
     y = x.copy()
@@ -68,6 +93,42 @@ def degree_moves(problem: Problem, x: IntArray) -> IntArray:
     smaller = largest.copy()
     smaller[:, batch] -= 1
     return _legal(problem, x, [*moved, *largest, *smaller])
+
+
+def crossed_moves(problem: Problem, x: IntArray, donors: IntArray) -> IntArray:
+    """[n, C] `degree_moves` from ``x`` with the choices of each of [k, C] others."""
+    first = problem.num_degree_components
+    crossed = [np.concatenate([x[:first], donor[first:]]) for donor in donors if (donor[first:] != x[first:]).any()]
+    found = [degree_moves(problem, y) for y in crossed]
+    return _legal(problem, x, list(np.concatenate(found))) if found else x[None][:0]
+
+
+def opened_edits(problem: Problem, x: IntArray, moved: IntArray) -> IntArray:
+    """[n, C] legal strategies with the choices that the degrees of [k, C] ``moved`` open at every other option.
+
+    A choice is opened where its rules allow more options than at the degrees of ``x``. Neighbours among them are tried
+    together as long as there are few combinations, otherwise each alone.
+    """
+    before = _num_allowed(problem, x)
+    found = []
+    for y in moved:
+        opened = np.flatnonzero(_num_allowed(problem, y) > before)
+        for run in np.split(opened, np.flatnonzero(np.diff(opened) > 1) + 1):
+            parts = [run] if len(run) and np.prod(problem.num_options[run]) <= MOST_TOGETHER else run[:, None]
+            for part in parts:
+                for options in itertools.product(*(range(problem.num_options[c]) for c in part)):
+                    found.append(_edited(y, dict(zip(part.tolist(), options, strict=True))))
+    return _legal(problem, x, found)
+
+
+def _num_allowed(problem: Problem, x: IntArray) -> IntArray:
+    """[C] how many options of every component the rules allow at the degrees of ``x``."""
+    most, first = int(problem.num_options.max()), problem.num_degree_components
+    rows = np.repeat(x[None], most, 0)
+    rows[:, first:] = np.minimum(np.arange(most)[:, None], problem.num_options[first:] - 1)
+    kept = (problem.with_legal_choices(rows) == rows) & (np.arange(most)[:, None] < problem.num_options)
+    found: IntArray = kept.sum(0)
+    return found
 
 
 def _edited(x: IntArray, options: dict[int, int]) -> IntArray:

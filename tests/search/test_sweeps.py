@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from autoshard.search.sweeps import combined, degree_moves, pair_edits, run_edits, single_edits
+from autoshard.search.sweeps import (
+    combined,
+    crossed_moves,
+    degree_moves,
+    opened_edits,
+    pair_edits,
+    run_edits,
+    single_edits,
+    twin_edits,
+)
 from tests.search.toy import NUM_DEGREES, ToyProblem
 
 
@@ -77,3 +86,59 @@ def test_moves_that_touch_different_components_are_made_at_once(roomy: ToyProble
     expected = x.copy()
     expected[[6, 8]] = 2  # the third touches what the first has
     assert combined(roomy, x, np.stack([first, second, third])).tolist() == [expected.tolist()]
+
+
+class Settled(ToyProblem):
+    """At a group as large as ep the last two choices are settled: replicated (as experts within one rank are)."""
+
+    def with_legal_choices(self, x: np.ndarray) -> np.ndarray:
+        y = x.copy()
+        y[x[:, 0] == x[:, 3], -2:] = 2
+        return y
+
+    def legal(self, x: np.ndarray) -> np.ndarray:
+        legal: np.ndarray = super().legal(x) & (self.with_legal_choices(x) == x).all(1)
+        return legal
+
+    def mask(self, x: np.ndarray, position: int) -> np.ndarray:
+        allowed = super().mask(x, position)
+        if position >= len(self.num_options) - 2:
+            allowed[x[:, 0] == x[:, 3], :2] = False
+        return allowed
+
+
+def test_choices_that_a_move_of_the_degrees_opens_are_tried_with_it() -> None:
+    problem = Settled(num_gpus=12, num_ops=7)
+    problem.weight = problem.weight / 50
+    x = np.array([5, 0, 4, 5, 5, 0, 1, 0, 1, 0, 2, 2])
+    assert problem.legal(x[None]).all()
+    moved = x.copy()
+    moved[3] = 1  # ep 2 in place of the whole group
+    rows = opened_edits(problem, x, moved[None])
+    # Two neighbours of three options: nine combinations, all at the degrees moved to.
+    assert len(rows) == 9 and (rows[:, :-2] == moved[:-2]).all()
+    assert {tuple(r) for r in rows[:, -2:].tolist()} == {(a, b) for a in range(3) for b in range(3)}
+    assert len(opened_edits(problem, x, x[None])) == 0  # where nothing is opened, nothing is tried
+
+
+def test_moves_of_the_degrees_take_the_choices_of_others(roomy: ToyProblem, x: np.ndarray) -> None:
+    donor = x.copy()
+    donor[NUM_DEGREES:] = 2
+    rows = crossed_moves(roomy, x, np.stack([x, donor]))
+    assert (rows[:, NUM_DEGREES:] == 2).all() and len(np.unique(rows[:, :4], axis=0)) > 5
+    assert len(crossed_moves(roomy, x, x[None])) == 0
+
+
+def test_twins_of_other_blocks_become_alike(roomy: ToyProblem, x: np.ndarray) -> None:
+    """Operators 0, 1 of one block have the names of 2, 3 of another; 4 to 6 have no twins."""
+    twin = ToyProblem(num_gpus=12, num_ops=7)
+    twin.weight = roomy.weight
+    degrees = twin.component_names[:NUM_DEGREES]
+    twin.component_names = (*degrees, "a/p", "a/q", "b/p", "b/q", "b/r", "b/s", "b/t")
+    y = x.copy()
+    y[NUM_DEGREES:] = (0, 1, 2, 2, 0, 0, 0)
+    found = {tuple(row) for row in twin_edits(twin, y)[:, NUM_DEGREES:].tolist()}
+    # p and q alike at 0, 1 or 2 (p at 2 is new in `a` alone); both at once; one block as the other.
+    assert (0, 1, 0, 1, 0, 0, 0) in found and (2, 2, 2, 2, 0, 0, 0) in found
+    assert (1, 1, 1, 2, 0, 0, 0) in found and all(row[4:] == (0, 0, 0) for row in found)
+    assert len(twin_edits(roomy, x)) == 0
