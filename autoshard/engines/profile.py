@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autoshard.engines.expression import Expression
-from autoshard.engines.versions import in_range, parse_version
+from autoshard.versions import in_range, parse_version
 from autoshard.errors import InvalidInputError
 
 Over = Literal["once", "attention", "latent", "experts", "dense", "shared"]

@@ -5,7 +5,7 @@ import pytest
 from autoshard.api.verdict import make_request
 from autoshard.engines import Judge, engine_names, engine_version, find_scheme, read_engine, scheme_of_config, schemes
 from autoshard.engines.expression import Expression
-from autoshard.engines.versions import in_range
+from autoshard.versions import in_range
 from autoshard.errors import InvalidInputError
 from autoshard.units import GIB
 from tests.traced import traced

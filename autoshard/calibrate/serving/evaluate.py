@@ -120,11 +120,11 @@ def _terms(
 
     for i, name in enumerate(TERMS):
         add(name, passes.decode[:, i], _by_model(Constants.tpot_s, own, passes.without(i)))
-    no_host = [replace(c, sequence_s=0.0) for c in own]
+    no_host = [replace(c, step_s=0.0, sequence_s=0.0) for c in own]
     add("host", _by_model(Constants.host_s, own, passes), _by_model(Constants.tpot_s, no_host, passes))
     no_prompts = [replace(c, interference=0.0) for c in own]
     add("prompts", _by_model(Constants.prompts_s, own, passes), _by_model(Constants.tpot_s, no_prompts, passes))
-    bare = [replace(c, sequence_s=0.0, interference=0.0) for c in own]
+    bare = [replace(c, step_s=0.0, sequence_s=0.0, interference=0.0) for c in own]
     found["kernels alone"] = {
         "median_share": float(np.median((passes.decode_s / tpot)[rows])),
         "median_ape_without": float(np.median(_errors(_by_model(Constants.tpot_s, bare, passes), tpot_s)[rows])),
