@@ -8,7 +8,9 @@ seconds of a decode step of all of them (kernels, collectives, host) and ``P`` t
    \mathrm{TTFT} = (P + D) \left(\pi + \beta (n - 1)\right)
 
 The host costs ``sigma`` for every sequence, and ``sigma_0`` a step where it and the device take turns: engines that
-schedule one step ahead, as all do by now, hide it. While a request makes its ``osl`` tokens each of the other ``n - 1`` brings one prompt, which holds its steps up
+prepare a step while the last one runs, as all do by now, hide it.
+
+While a request makes its ``osl`` tokens each of the other ``n - 1`` brings one prompt, which holds its steps up
 (``interference``). Its own prompt takes ``prompt_passes`` times the bare kernels (eager launches, chunks that wait for
 a step, tokenising) and waits for a share ``queue_share`` of the others'. On pp stages a request crosses all, others
 block one. Both are linear in ``D`` and ``P``, so serving costs stay sums over fused ops.

@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autoshard.engines.expression import Expression
-from autoshard.versions import in_range, parse_version
 from autoshard.errors import InvalidInputError
+from autoshard.versions import in_range, parse_version
 
 Over = Literal["once", "attention", "latent", "experts", "dense", "shared"]
 """What a rule is asked for: once, or for every distinct core, experts, dense or shared FFN of the model."""

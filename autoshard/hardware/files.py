@@ -9,8 +9,8 @@ A cluster file names a device (one that ships, or a whole device file's mapping)
     inter: {gb_per_s: 25, latency_us: 20, efficiency: 0.9}
 
 A device file gives datasheet numbers (``tflops``, ``memory_gib``, ``memory_tb_per_s``, ``units``) and its links; its
-efficiencies are its own (``kernels``, ``laws``, ``dispatch``) or a relative's (``kernels_like``, ``laws_like``), of which
-its own replace some.
+efficiencies are its own (``kernels``, ``laws``, ``dispatch``) or a relative's (``kernels_like``, ``laws_like``); its
+own then replace some of them.
 """
 
 from collections.abc import Mapping
