@@ -50,6 +50,15 @@ def test_limits_nothing_keeps_are_named() -> None:
     assert solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=least)), algorithm="exact").point is not None
 
 
+def test_two_limits_are_loosened_together() -> None:
+    with pytest.raises(NoFeasiblePlanError) as error:
+        solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=0.001, ttft_ms=0.01)))
+    found = re.search(r"help: TPOT <= ([\d.]+) ms and TTFT <= ([\d.]+) ms", str(error.value))
+    assert found
+    tpot_ms, ttft_ms = map(float, found.groups())
+    assert solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=tpot_ms, ttft_ms=ttft_ms)), algorithm="exact").point >= 0
+
+
 def test_requests_in_flight_that_are_too_many_for_a_limit_are_left_open() -> None:
     free = build_plan(solve(make_simulator(GRAPH, CLUSTER, serve()), algorithm="exact"), None).predicted
     assert free.tpot_s is not None
