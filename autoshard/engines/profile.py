@@ -82,7 +82,7 @@ class Padding(_Model):
 class Memory(_Model):
     """How a device's memory is divided.
 
-    ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the engine's
+    In GiB: ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the engine's
     all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says whether the
     KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
     ``logits_bytes`` are held per sequence of ``max_num_seqs`` and vocabulary entry while sampling is profiled.
@@ -92,8 +92,8 @@ class Memory(_Model):
     budget: BudgetRule
     fraction: Formula
     context: Annotated[float, Field(ge=0)]
-    communication: Annotated[float, Field(ge=0)] = 0.0
-    graphs: Annotated[float, Field(ge=0)] = 0.0
+    communication: Formula = Expression("0")
+    graphs: Formula = Expression("0")
     graphs_in_budget: Formula = Expression("0")
     max_num_tokens: Formula
     max_num_seqs: Formula
