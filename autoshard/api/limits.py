@@ -40,7 +40,7 @@ def _looser(simulator: Simulator, alone: Mapping[str, float]) -> Iterator[str]:
     for factor in TOGETHER if len(alone) > 1 else (1.0,):
         ms = {name: looser_ms(factor * seconds) for name, seconds in alone.items()}
         text = " and ".join(f"{name.upper()} <= {limit:g} ms" for name, limit in ms.items())
-        limits = replace(simulator.workload, **{f"{name}_ms": limit for name, limit in ms.items()})
+        limits = replace(simulator.workload, tpot_ms=ms.get("tpot"), ttft_ms=ms.get("ttft"))
         options.append((text, changed(simulator, workload=limits)))
     if alone:
         yield from first_that_holds(options, _keeps_limits)

@@ -82,9 +82,9 @@ class Padding(_Model):
 class Memory(_Model):
     """How a device's memory is divided.
 
-    In GiB: ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the engine's
-    all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says whether the
-    KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
+    In GiB: ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the
+    engine's all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says
+    whether the KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
     ``logits_bytes`` are held per sequence of ``max_num_seqs`` and vocabulary entry while sampling is profiled.
     ``block_tokens`` is the KV block; ``window_slack`` are tokens that a windowed layer holds beside its window.
     """

@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.calibrate.serving import evaluate_serving
 from autoshard.calibrate.serving.choice import choices_under_limits
+from autoshard.calibrate.serving.evaluate import error_from
 from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
 from autoshard.calibrate.serving.passes import TERMS, Passes
 from autoshard.calibrate.serving.rows import COLUMNS, Run, catalogue_name, read_runs
@@ -182,6 +183,22 @@ def test_the_whole_evaluation_on_a_small_model() -> None:
     assert part["tpot"]["rows"] == part["tpot"]["by"]["small H100"]["rows"] == 6
     assert {"median_ape", "p90_ape", "rows", "by"} <= set(part["ttft"])
     assert set(part["terms"]) == {*TERMS, "host", "prompts", "kernels alone"}
+    (origin,) = part["error_from"].values()
+    assert origin["median_ape"] == pytest.approx(part["tpot"]["median_ape"]) and set(origin["terms"]) >= {*TERMS}
+    # a factor of 1 is among those tried: none is worse than the prediction
+    assert all(each["median_ape"] <= origin["median_ape"] + 1e-9 for each in origin["terms"].values())
+
+
+def test_the_term_that_is_wrong_is_named() -> None:
+    passes = made_passes(120, 5)
+    said = Constants(sequence_s=2e-5, interference=0.9)
+    wrong = TERMS.index("experts")
+    measured = said.tpot_s(replace(passes, decode=passes.decode * np.where(np.arange(len(TERMS)) == wrong, 2.0, 1.0)))
+    labels, rows, own = np.array(["m vllm H100"] * 120), np.ones(120, dtype=bool), [said] * 120
+    origin = error_from(labels, passes, own, said.tpot_s(passes), measured, rows)["m vllm H100"]
+    assert origin["terms"]["experts"] == {"factor": 2.0, "median_ape": pytest.approx(0.0, abs=1e-9)}
+    others = [each["median_ape"] for name, each in origin["terms"].items() if name != "experts"]
+    assert min(others) > 1.0 and origin["median_ape"] >= max(others)
 
 
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
