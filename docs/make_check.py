@@ -66,8 +66,8 @@ def _memory(engine: Engine) -> Iterator[str]:
     yield f"| KV budget | {rules[m.budget]}, f = `{cell(m.fraction.text)}` | {cell(m.source.get('fraction', ''))} |"
     shown = (
         ("context", f"{m.context:g} GiB"),
-        ("communication", f"{m.communication:g} GiB from two ranks"),
-        ("graphs", f"{m.graphs:g} GiB{_outside(m.graphs_in_budget.text)}"),
+        ("communication", f"`{m.communication.text}` GiB from two ranks"),
+        ("graphs", f"`{m.graphs.text}` GiB{_outside(m.graphs_in_budget.text)}"),
         ("max_num_tokens", f"`{m.max_num_tokens.text}`"),
         ("max_num_seqs", f"`{m.max_num_seqs.text}`"),
         ("logits_bytes", f"{m.logits_bytes:g} B a sequence and vocabulary entry"),

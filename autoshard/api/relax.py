@@ -34,7 +34,7 @@ def memory_message(simulator: Simulator) -> str:
         f"{graph.model_name} does not fit on {cluster.name}: {found} ({smallest_parts(simulator)}), a"
         f" {cluster.device.name} has {cluster.device.memory_bytes / GIB:.1f} GiB"
     )
-    helps = list(_helps(simulator, lambda s: s.any_fits, FACTORS))
+    helps = list(what_helps(simulator, lambda s: s.any_fits, FACTORS))
     return f"{line}; what would help: {'; or '.join(helps)}" if helps else line
 
 
@@ -69,7 +69,7 @@ def limit_message(simulator: Simulator) -> str:
     step_s, point = fastest
     d = simulator.points.degrees(point)
     where = f"pp={d.pp} dp={d.dp} tp={d.tp} ep={d.ep} etp={d.etp} batch={d.batch}"
-    helps = [f"{name} <= {looser_ms(step_s):g} ms", *_helps(simulator, _meets_limit, LIMIT_FACTORS)]
+    helps = [f"{name} <= {looser_ms(step_s):g} ms", *what_helps(simulator, _meets_limit, LIMIT_FACTORS)]
     return (
         f"no strategy of {simulator.graph.model_name} on {simulator.cluster.name} meets {name} <= {limit / MS:g} ms;"
         f" the fastest is {step_s / MS:.2f} ms at {where}; what would help: {'; or '.join(helps)}"
@@ -91,36 +91,36 @@ def _meets_limit(simulator: Simulator) -> bool:
     return fastest is not None and fastest[0] <= simulator.limit_s
 
 
-def _helps(simulator: Simulator, works: Works, factors: tuple[float, ...]) -> Iterator[str]:
+def what_helps(simulator: Simulator, works: Works, factors: tuple[float, ...]) -> Iterator[str]:
     """The smallest change of every kind under which ``works`` holds."""
     yield from _freed(simulator, works)
     count = simulator.cluster.num_devices
     counts = [int(count * f) for f in factors if int(count * f) > count]
-    more = [(f"{n} devices ({n / count:g}x)", _changed(simulator, cluster=_grown(simulator, n))) for n in counts]
-    yield from _first(more, works)
-    workload, what = simulator.workload, "a context" if simulator.workload.isl is None else "prompts"
-    shorter = [(f"{what} of {n}", _changed(simulator, workload=_shortened(workload, n))) for n in _halves(workload)]
+    more = [(f"{n} devices ({n / count:g}x)", changed(simulator, cluster=_grown(simulator, n))) for n in counts]
+    yield from first_that_holds(more, works)
+    workload = simulator.workload
+    shorter = [(what, changed(simulator, workload=other)) for what, other in _shorter(workload)]
     if shorter and _holds(shorter[-1][1], works):  # if the shortest does not help, none does
-        yield from _first(shorter, works)
+        yield from first_that_holds(shorter, works)
     fp8 = replace(workload, dtype="float8_e4m3fn")
     if workload.dtype == "bfloat16" and "float8_e4m3fn" in simulator.cluster.device.flops_per_s:
-        yield from _first([("fp8 weights (--dtype fp8)", _changed(simulator, workload=fp8))], works)
+        yield from first_that_holds([("fp8 weights (--dtype fp8)", changed(simulator, workload=fp8))], works)
 
 
 Change = Callable[[], Simulator | None]
 
 
-def _first(changes: list[tuple[str, Change]], works: Works) -> Iterator[str]:
+def first_that_holds(changes: list[tuple[str, Change]], works: Works) -> Iterator[str]:
     """The first of ever larger changes that works."""
     yield from next(([text] for text, change in changes if _holds(change, works)), [])
 
 
 def _holds(change: Change, works: Works) -> bool:
-    changed = change()
-    return changed is not None and works(changed)
+    other = change()
+    return other is not None and works(other)
 
 
-def _changed(
+def changed(
     simulator: Simulator,
     *,
     cluster: Cluster | None = None,
@@ -149,7 +149,7 @@ def _freed(simulator: Simulator, works: Works) -> Iterator[str]:
     """One fixed degree or choice whose freedom is enough; all of them, if only that is."""
     held = [*simulator.fixed, *simulator.pinned]
     for name in held:
-        if _holds(_changed(simulator, without=name), works):
+        if _holds(changed(simulator, without=name), works):
             yield f"leaving {name} free"
             return
     if len(held) > 1:
@@ -170,14 +170,17 @@ def _grown(simulator: Simulator, count: int) -> Cluster:
     return replace(simulator.cluster, num_devices=count)
 
 
-def _shortened(workload: Workload, tokens: int) -> Workload:
-    return replace(workload, context=tokens, isl=None if workload.isl is None else tokens)
-
-
-def _halves(workload: Workload) -> list[int]:
-    found = []
-    tokens = workload.cached_tokens_per_sequence
+def _shorter(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    """Ever shorter contexts or prompts, down to `SHORTEST` tokens; in serving the longer of the two halves."""
+    tokens, prompt, answer = workload.cached_tokens_per_sequence, workload.prompt_tokens, workload.answer_tokens
     while tokens > SHORTEST:
+        if workload.phase == "serve":
+            prompt, answer = (prompt // 2, answer) if prompt >= answer else (prompt, answer // 2)
+            tokens = prompt + answer
+            halved = {"prompts": (prompt, workload.prompt_tokens), "answers": (answer, workload.answer_tokens)}
+            text = " and ".join(f"{what} of {now}" for what, (now, before) in halved.items() if now != before)
+            yield text, replace(workload, isl=prompt, osl=answer)
+            continue
         tokens //= 2
-        found.append(tokens)
-    return found
+        what, isl = ("a context", None) if workload.isl is None else ("prompts", tokens)
+        yield f"{what} of {tokens}", replace(workload, context=tokens, isl=isl)

@@ -18,7 +18,9 @@ Osl = Annotated[int | None, typer.Option(help="Tokens of an answer (serve).")]
 Concurrency = Annotated[
     int | None, typer.Option(help="Requests in flight over the whole cluster (serve); searched by default.")
 ]
-Engine = Annotated[str | None, typer.Option(help="Whose kernels and host: vllm, sglang or trtllm (serve).")]
+Engine = Annotated[
+    str | None, typer.Option(help="Whose kernels and host: vllm, sglang, trtllm, or a version, vllm==0.12 (serve).")
+]
 TtftMs = Annotated[float | None, typer.Option(help="Limit on the time to the first token (prefill, serve).")]
 TpotMs = Annotated[float | None, typer.Option(help="Limit on the time per output token (decode, serve).")]
 Dtype = Annotated[str, typer.Option(help="Of weights and matrix products: bf16, fp8, ...")]

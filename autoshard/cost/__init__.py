@@ -17,7 +17,7 @@ from autoshard.cost.kernels import Kernels
 from autoshard.cost.memory import memory_op_s, scan_s
 from autoshard.cost.moe import choice_shares, experts_touched, imbalance, most_touched
 from autoshard.cost.routing import power_law_load
-from autoshard.cost.serving import ServingLaw, serving_engines, serving_law
+from autoshard.cost.serving import ServingLaw, serving_engines, serving_law, takes_turns
 
 __all__ = [
     "FloatArray",
@@ -47,4 +47,5 @@ __all__ = [
     "scan_s",
     "serving_engines",
     "serving_law",
+    "takes_turns",
 ]

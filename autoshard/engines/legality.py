@@ -7,10 +7,10 @@ from typing import Any
 from autoshard.engines.facts import ModelFacts, degree_facts, device_facts, model_facts, scheme_facts
 from autoshard.engines.profile import Engine, Rule
 from autoshard.engines.quantisation import Scheme
-from autoshard.engines.versions import parse_version
 from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.sharding.legality import degree_reasons
+from autoshard.versions import parse_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

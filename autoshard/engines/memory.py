@@ -172,8 +172,8 @@ class MemoryModel:
         memory = self.launch.engine.memory
         total = self.launch.cluster.device.memory_bytes
         context = memory.context * GIB
-        communication = memory.communication * GIB if int(facts["world"]) > 1 else 0.0
-        graphs = memory.graphs * GIB
+        communication = float(memory.communication.value(facts)) * GIB if int(facts["world"]) > 1 else 0.0
+        graphs = float(memory.graphs.value(facts)) * GIB
         fraction = float(facts.get("fraction", 0)) or float(memory.fraction.value(facts))
         other = context + communication + (graphs if memory.graphs_in_budget.value(facts) else 0.0)
         if memory.budget == "of_static":

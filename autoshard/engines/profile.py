@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autoshard.engines.expression import Expression
-from autoshard.engines.versions import in_range, parse_version
 from autoshard.errors import InvalidInputError
+from autoshard.versions import in_range, parse_version
 
 Over = Literal["once", "attention", "latent", "experts", "dense", "shared"]
 """What a rule is asked for: once, or for every distinct core, experts, dense or shared FFN of the model."""
@@ -82,9 +82,9 @@ class Padding(_Model):
 class Memory(_Model):
     """How a device's memory is divided.
 
-    ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the engine's
-    all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says whether the
-    KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
+    In GiB: ``context`` is the process's own (CUDA context, libraries), ``communication`` the buffers of NCCL and the
+    engine's all-reduce once there is more than one rank, ``graphs`` captured CUDA graphs. ``graphs_in_budget`` says
+    whether the KV budget makes room for these. ``fraction`` is the default of the share that `BudgetRule` speaks of.
     ``logits_bytes`` are held per sequence of ``max_num_seqs`` and vocabulary entry while sampling is profiled.
     ``block_tokens`` is the KV block; ``window_slack`` are tokens that a windowed layer holds beside its window.
     """
@@ -92,8 +92,8 @@ class Memory(_Model):
     budget: BudgetRule
     fraction: Formula
     context: Annotated[float, Field(ge=0)]
-    communication: Annotated[float, Field(ge=0)] = 0.0
-    graphs: Annotated[float, Field(ge=0)] = 0.0
+    communication: Formula = Expression("0")
+    graphs: Formula = Expression("0")
     graphs_in_budget: Formula = Expression("0")
     max_num_tokens: Formula
     max_num_seqs: Formula

@@ -9,7 +9,8 @@ A cluster file names a device (one that ships, or a whole device file's mapping)
     inter: {gb_per_s: 25, latency_us: 20, efficiency: 0.9}
 
 A device file gives datasheet numbers (``tflops``, ``memory_gib``, ``memory_tb_per_s``, ``units``) and its links; its
-efficiencies are its own (``kernels``, ``laws``, ``dispatch``) or a relative's (``kernels_like``, ``laws_like``).
+efficiencies are its own (``kernels``, ``laws``, ``dispatch``) or a relative's (``kernels_like``, ``laws_like``); its
+own then replace some of them.
 """
 
 from collections.abc import Mapping
@@ -87,7 +88,9 @@ class _DeviceFile(StrictModel):
         dispatch = {name: entry.law() for name, entry in self.dispatch.items()}
         if self.kernels_like is not None:
             like = load_device(self.kernels_like)
-            kernels, dispatch = {**like.kernels, **kernels}, {**like.dispatch, **dispatch}
+            kinds = {**like.kernels, **kernels}
+            kernels = {kind: {**like.kernels.get(kind, {}), **kernels.get(kind, {})} for kind in kinds}
+            dispatch = {**like.dispatch, **dispatch}
         return Device(
             name=self.name,
             flops_per_s={dtype: v * TFLOPS for dtype, v in self.tflops.items()},

@@ -1,5 +1,7 @@
 """Plans, frontiers and sizes of mixed serving on a small model."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,39 @@ def test_limits_nothing_keeps_are_named() -> None:
     with pytest.raises(NoFeasiblePlanError, match="meets TPOT <= 0.001 ms; the fastest by itself is TPOT 0") as error:
         solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=0.001)))
     assert "\n" not in str(error.value)
+    found = re.search(r"what would help: TPOT <= ([\d.]+) ms$", str(error.value))
+    assert found, "nothing but a looser limit: the launches alone take longer"
+    least = float(found[1])
+    assert solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=least)), algorithm="exact").point is not None
+
+
+def test_two_limits_are_loosened_together() -> None:
+    with pytest.raises(NoFeasiblePlanError) as error:
+        solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=0.001, ttft_ms=0.01)))
+    found = re.search(r"help: TPOT <= ([\d.]+) ms and TTFT <= ([\d.]+) ms", str(error.value))
+    assert found
+    tpot_ms, ttft_ms = map(float, found.groups())
+    assert solve(make_simulator(GRAPH, CLUSTER, serve(tpot_ms=tpot_ms, ttft_ms=ttft_ms)), algorithm="exact").point >= 0
+
+
+def test_requests_in_flight_that_are_too_many_for_a_limit_are_left_open() -> None:
+    free = build_plan(solve(make_simulator(GRAPH, CLUSTER, serve()), algorithm="exact"), None).predicted
+    assert free.tpot_s is not None
+    crowd = serve(tpot_ms=1e3 * free.tpot_s, concurrency=8000)
+    with pytest.raises(NoFeasiblePlanError, match="help: TPOT <= .* ms; or leaving concurrency=8000 open"):
+        solve(make_simulator(GRAPH, CLUSTER, crowd))
+
+
+def test_every_kind_of_change_that_keeps_a_limit_is_named() -> None:
+    one, held = parse_cluster("H100x1"), {"batch": 4096}
+    with pytest.raises(NoFeasiblePlanError) as error:
+        solve(make_simulator(GRAPH, one, serve(tpot_ms=0.001), fixed=held))
+    message = str(error.value)
+    assert "; or " not in message.split("help:")[1], "nothing but the limit helps that much"
+    least = float(message.split("help: TPOT <= ")[1].split()[0])
+    kinds = r"TPOT <= [\d.]+ ms; or leaving batch free; or 2 devices \(2x\); or prompts of 500"
+    with pytest.raises(NoFeasiblePlanError, match=f"help: {kinds}"):
+        solve(make_simulator(GRAPH, one, serve(tpot_ms=0.97 * least), fixed=held))
 
 
 def test_simulate_reports_both_latencies_and_the_host() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.calibrate.serving import evaluate_serving
 from autoshard.calibrate.serving.choice import choices_under_limits
+from autoshard.calibrate.serving.evaluate import error_from
 from autoshard.calibrate.serving.fit import Constants, fit_constants, leave_one_out
 from autoshard.calibrate.serving.passes import TERMS, Passes
 from autoshard.calibrate.serving.rows import COLUMNS, Run, catalogue_name, read_runs
@@ -50,6 +51,8 @@ def test_what_a_table_leaves_unsaid() -> None:
     assert plain.formats(routed=True).experts == "bfloat16" and plain.kv_dtype == "bfloat16" and plain.isl == 1000
     fp4 = read_runs(table({"precision_label": "fp4", "lengths_note": ""})).runs[0].formats(routed=True)
     assert (fp4.dense, fp4.experts) == ("bfloat16", "w4a16_mxfp4")
+    turns = [{"backend_version": v, "measured": day} for v, day in (("0.12.0", ""), ("0.18.0", ""), ("", "2025-11-02"))]
+    assert [run.turns for run in read_runs(table(*turns)).runs] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,7 @@ def test_what_a_table_leaves_unsaid() -> None:
         ({"precision_label": "int3"}, "row 2: unknown precision_label 'int3'"),
         ({"concurrency": "-1"}, "row 2: concurrency must be positive, got -1"),
         ({"silicon_tpot_ms": "fast"}, "row 2: silicon_tpot_ms is no number: 'fast'"),
+        ({"backend_version": "main"}, "row 2: cannot read the version 'main': it is written as 0.11.2"),
         ({"moe_ep_size": "3"}, "moe_ep_size=3 does not divide tp_size x attention_dp_size = 4"),
         ({"system": "h1000"}, "unknown device 'H1000': known are A100"),
         ({"model_path": "owner/other"}, "none of its models is in the catalogue: other"),
@@ -79,6 +83,7 @@ def made_passes(n: int, seed: int) -> Passes:
         rng.uniform(1e-3, 2e-2, shape),
         rng.integers(1, 128, n).astype(float),
         rng.integers(100, 2000, n).astype(float),
+        np.zeros(n),
     )
 
 
@@ -93,6 +98,18 @@ def test_constants_that_made_rows_are_found_again() -> None:
     d, p, n, osl = passes.decode_s[0], passes.prompt_s[0], passes.requests[0], passes.osl[0]
     assert tpot[0] == pytest.approx(d + 2e-5 * n + 0.9 * (n - 1) * p / osl)
     assert ttft[0] == pytest.approx((p + d + 2e-5 * n) * (3.0 + 0.05 * (n - 1)))
+
+
+def test_the_hosts_time_a_step_is_found_on_rows_that_take_turns() -> None:
+    made = made_passes(300, 4)
+    passes = replace(made, turns=(np.arange(300) % 3 == 0).astype(float))
+    true = Constants(step_s=2e-3, sequence_s=2e-5, interference=0.9, prompt_passes=3.0, queue_share=0.05)
+    tpot = true.tpot_s(passes)
+    assert tpot - made.decode_s - true.prompts_s(made) == pytest.approx(2e-3 * passes.turns + 2e-5 * made.requests)
+    found = fit_constants(SkewedPasses((0.0,), (passes,)), tpot, true.ttft_s(passes), [("a", "vllm")] * 300)
+    assert found.step_s == pytest.approx(2e-3, rel=0.01) and found.sequence_s == pytest.approx(2e-5, rel=0.01)
+    none = fit_constants(SkewedPasses((0.0,), (made,)), true.tpot_s(made), true.ttft_s(made), [("a", "vllm")] * 300)
+    assert none.step_s == 0.0, "no row says what it is"
 
 
 def test_a_models_own_rows_do_not_decide_its_constants() -> None:
@@ -166,6 +183,22 @@ def test_the_whole_evaluation_on_a_small_model() -> None:
     assert part["tpot"]["rows"] == part["tpot"]["by"]["small H100"]["rows"] == 6
     assert {"median_ape", "p90_ape", "rows", "by"} <= set(part["ttft"])
     assert set(part["terms"]) == {*TERMS, "host", "prompts", "kernels alone"}
+    (origin,) = part["error_from"].values()
+    assert origin["median_ape"] == pytest.approx(part["tpot"]["median_ape"]) and set(origin["terms"]) >= {*TERMS}
+    # a factor of 1 is among those tried: none is worse than the prediction
+    assert all(each["median_ape"] <= origin["median_ape"] + 1e-9 for each in origin["terms"].values())
+
+
+def test_the_term_that_is_wrong_is_named() -> None:
+    passes = made_passes(120, 5)
+    said = Constants(sequence_s=2e-5, interference=0.9)
+    wrong = TERMS.index("experts")
+    measured = said.tpot_s(replace(passes, decode=passes.decode * np.where(np.arange(len(TERMS)) == wrong, 2.0, 1.0)))
+    labels, rows, own = np.array(["m vllm H100"] * 120), np.ones(120, dtype=bool), [said] * 120
+    origin = error_from(labels, passes, own, said.tpot_s(passes), measured, rows)["m vllm H100"]
+    assert origin["terms"]["experts"] == {"factor": 2.0, "median_ape": pytest.approx(0.0, abs=1e-9)}
+    others = [each["median_ape"] for name, each in origin["terms"].items() if name != "experts"]
+    assert min(others) > 1.0 and origin["median_ape"] >= max(others)
 
 
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:

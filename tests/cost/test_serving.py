@@ -1,9 +1,11 @@
 """The serving law's weights by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from autoshard.cost import Kernels, ServingLaw, gemm_s, serving_engines, serving_law
+from autoshard.cost import Kernels, ServingLaw, gemm_s, serving_engines, serving_law, takes_turns
 from autoshard.cost.formats import format_of
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import load_device
@@ -12,6 +14,7 @@ LAW = ServingLaw(
     name="hand",
     kernels="vllm",
     all_reduce="vllm_graph",
+    step_s=5e-4,
     sequence_s=2e-5,
     interference=0.5,
     prompt_passes=3.0,
@@ -30,7 +33,8 @@ def test_weights_by_hand() -> None:
     decode, prompts = LAW.ttft_weights(pp, requests)
     # 3 passes over each stage, and 0.1 of every other request's on one stage: 3 * 4 + 0.1 * 20 = 14
     assert decode.tolist() == prompts.tolist() == [3.0, 14.0]
-    assert LAW.host_s(np.array([50.0])).tolist() == [1e-3]
+    # 0.5 ms a step and 50 times 0.02
+    assert LAW.host_s(np.array([50.0])).tolist() == [1.5e-3]
 
 
 def test_every_engine_says_where_its_constants_come_from() -> None:
@@ -40,6 +44,36 @@ def test_every_engine_says_where_its_constants_come_from() -> None:
         assert law.source.startswith("[fitted: ") and law.sequence_s > 0 and law.chunk_tokens >= 1
     with pytest.raises(InvalidInputError, match="no serving law for engine 'tgi': known are vllm"):
         serving_law("tgi")
+
+
+def test_the_host_of_a_version() -> None:
+    """vLLM schedules one step ahead by default from 0.14 on; the others do in every version of the table."""
+    now, then = serving_law("vllm"), serving_law("vllm==0.13.1")
+    assert now == replace(then, name="vllm", step_s=0.0) and 1e-4 < then.step_s < 1e-2
+    assert serving_law("vllm==0.14.0") == replace(now, name="vllm==0.14.0")
+    assert serving_law("sglang==0.4.4").step_s == serving_law("trtllm==1.0.0rc3").step_s == 0.0
+    # a run without a version is judged by its date, one without either is as it is now
+    given = [("", "2025-11-02"), ("", "2026-03-27"), ("", ""), ("0.12.0", "2026-03-27")]
+    assert [takes_turns("vllm", *each) for each in given] == [True, False, False, True]
+    assert not takes_turns("trtllm", "", "2025-11-02")
+    with pytest.raises(InvalidInputError, match="cannot read the version 'new': it is written as 0.11.2"):
+        serving_law("vllm==new")
+    with pytest.raises(InvalidInputError, match="cannot read the date 'May': it is written as 2025-11-02"):
+        takes_turns("vllm", "", "May")
+
+
+def test_weights_in_4_bits_are_unpacked_no_faster_on_a_device_with_more_bandwidth() -> None:
+    slow, fast = (load_device(name) for name in ("H100", "H200"))
+    for engine in ("vllm", "sglang"):
+        rates = [
+            device.kernel("grouped_gemm", variant=f"{engine}/w4a16_mxfp4").memory_efficiency * device.memory_bytes_per_s
+            for device in (slow, fast)
+        ]
+        assert rates[1] == pytest.approx(rates[0], rel=1e-3), engine
+    # what the H200's file does not name is the H100's
+    for variant in ("vllm/fp8_block", "vllm/bfloat16", "trtllm/w4a16_mxfp4"):
+        assert fast.kernel("grouped_gemm", variant=variant) == slow.kernel("grouped_gemm", variant=variant)
+    assert fast.kernels["gemm"] == slow.kernels["gemm"]
 
 
 def test_an_engines_kernels_and_formats() -> None:

@@ -5,9 +5,9 @@ import pytest
 from autoshard.api.verdict import make_request
 from autoshard.engines import Judge, engine_names, engine_version, find_scheme, read_engine, scheme_of_config, schemes
 from autoshard.engines.expression import Expression
-from autoshard.engines.versions import in_range
 from autoshard.errors import InvalidInputError
 from autoshard.units import GIB
+from autoshard.versions import in_range
 from tests.traced import traced
 
 KINDS = ("gpt-oss-20b", "qwen3-next-80b-a3b", "deepseek-v3", "glm-4.5-air", "llama-3.2-1b", "deepseek-v4-flash")

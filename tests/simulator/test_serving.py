@@ -61,10 +61,15 @@ def test_terms_sum_to_a_requests_time_per_token_and_name_the_host() -> None:
     assert sum(t.seconds for t in opened) == pytest.approx(float(sim.evaluate(np.array([0]), dims).step_s[0]))
     host = [t for t in opened if t.what == "host"]
     law = serving_law("vllm")
-    # 20 requests on a rank; in TTFT (3.485 + 0.0624 * 19) times, in each of 199 steps once, over 200 tokens
+    # 20 requests on a rank; in TTFT (prompt_passes + queue_share * 19) times, in each of 199 steps once, of 200 tokens
     share = (law.prompt_passes + law.queue_share * 19 + 199) / 200
     assert len(host) == 1 and host[0].seconds == pytest.approx(law.sequence_s * 20 * share)
     assert any(t.label.endswith("(prompts)") for t in opened)
+    # of an older version, whose host and device take turns: its time a step besides
+    old = Simulator(GRAPH, CLUSTER, replace(SERVE, engine="vllm==0.12.0"), fixed=FIXED)
+    step_s = serving_law("vllm==0.12.0").step_s
+    (own,) = [t for t in terms(old, 0, tuple(dims[0].tolist())) if t.what == "host"]
+    assert own.seconds == pytest.approx((step_s + law.sequence_s * 20) * share)
 
 
 def test_on_stages_others_block_one_and_the_request_crosses_all() -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.calibrate.evaluate import summary
 from autoshard.calibrate.optimise import FloatArray
@@ -16,6 +17,9 @@ from autoshard.calibrate.serving.skewed import price_skewed
 from autoshard.calibrate.tables import BoolArray, Table
 from autoshard.errors import InvalidInputError
 from autoshard.ir import OpGraph
+
+FACTORS = 2.0 ** (np.arange(-20, 21) / 10.0)
+"""By which a term may be wrong: a quarter to four times, in steps of 7 %."""
 
 
 def evaluate_serving(
@@ -101,6 +105,8 @@ def _section(
         by = {str(label): summary(errors[rows & (labels == label)]) for label in sorted(set(labels[rows].tolist()))}
         section[name] = {**summary(errors[rows]), "by": by}
     section["terms"] = _terms(passes, own, tpot, tpot_s, rows)
+    served = np.array([f"{run.model} {run.engine} {run.device}" for run in runs])
+    section["error_from"] = error_from(served, passes, own, tpot, tpot_s, rows)
     picked = [run for run, use in zip(runs, rows, strict=True) if use]
     section["under_a_limit"] = choices_under_limits(picked, tpot[rows], tpot_s[rows])
     return section
@@ -120,13 +126,40 @@ def _terms(
 
     for i, name in enumerate(TERMS):
         add(name, passes.decode[:, i], _by_model(Constants.tpot_s, own, passes.without(i)))
-    no_host = [replace(c, sequence_s=0.0) for c in own]
+    no_host = [replace(c, step_s=0.0, sequence_s=0.0) for c in own]
     add("host", _by_model(Constants.host_s, own, passes), _by_model(Constants.tpot_s, no_host, passes))
     no_prompts = [replace(c, interference=0.0) for c in own]
     add("prompts", _by_model(Constants.prompts_s, own, passes), _by_model(Constants.tpot_s, no_prompts, passes))
-    bare = [replace(c, sequence_s=0.0, interference=0.0) for c in own]
+    bare = [replace(c, step_s=0.0, sequence_s=0.0, interference=0.0) for c in own]
     found["kernels alone"] = {
         "median_share": float(np.median((passes.decode_s / tpot)[rows])),
         "median_ape_without": float(np.median(_errors(_by_model(Constants.tpot_s, bare, passes), tpot_s)[rows])),
     }
+    return found
+
+
+def error_from(
+    labels: NDArray[np.str_],
+    passes: Passes,
+    own: Sequence[Constants],
+    tpot: FloatArray,
+    tpot_s: FloatArray,
+    rows: BoolArray,
+) -> dict[str, dict[str, Any]]:
+    """Which term an error comes from: how small it would be, of every label, if one term were off by one factor.
+
+    For every term the one of `FACTORS` with the least median error of TPOT, which a look at the measurements finds: no
+    prediction uses it. A term whose factor takes much of the error away is wrong there; where none does, the shape is.
+    """
+    host, prompts = (_by_model(of, own, passes) for of in (Constants.host_s, Constants.prompts_s))
+    seconds = {**{name: passes.decode[:, i] for i, name in enumerate(TERMS)}, "host": host, "prompts": prompts}
+    found = {}
+    for label in sorted(set(labels[rows].tolist())):
+        here = rows & (labels == label)
+        of = {}
+        for name, own_s in seconds.items():
+            errors = [float(np.median(_errors((tpot + (f - 1.0) * own_s)[here], tpot_s[here]))) for f in FACTORS]
+            least = int(np.argmin(errors))
+            of[name] = {"factor": float(FACTORS[least]), "median_ape": errors[least]}
+        found[label] = {"median_ape": float(np.median(_errors(tpot[here], tpot_s[here]))), "terms": of}
     return found

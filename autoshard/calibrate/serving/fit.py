@@ -14,7 +14,8 @@ from autoshard.calibrate.serving.passes import Passes
 from autoshard.calibrate.serving.skewed import SkewedPasses
 from autoshard.calibrate.tables import BoolArray
 
-_TPOT = (Parameter("sequence_s", 2e-5, 1e-7, 5e-4), Parameter("interference", 0.9, 0.05, 3.0))
+_TPOT: tuple[Parameter, ...] = (Parameter("sequence_s", 2e-5, 1e-7, 5e-4), Parameter("interference", 0.9, 0.05, 3.0))
+_STEP = Parameter("step_s", 1e-3, 1e-5, 2e-2)
 _SKEW = Parameter("routing_skew", 0.6, 0.02, 1.25)
 _TTFT = (Parameter("prompt_passes", 3.0, 0.2, 30.0), Parameter("queue_share", 0.07, 1e-4, 2.0))
 _TPOT_CAUCHY, _TTFT_CAUCHY = 0.15, 0.5
@@ -24,6 +25,7 @@ _TPOT_CAUCHY, _TTFT_CAUCHY = 0.15, 0.5
 class Constants:
     """Constants of the law (`autoshard.cost.serving`)."""
 
+    step_s: float = 0.0
     sequence_s: float = 0.0
     interference: float = 0.0
     prompt_passes: float = 1.0
@@ -32,7 +34,7 @@ class Constants:
 
     def host_s(self, passes: Passes) -> FloatArray:
         """Host time of a decode step."""
-        return self.sequence_s * passes.requests
+        return self.step_s * passes.turns + self.sequence_s * passes.requests
 
     def prompts_s(self, passes: Passes) -> FloatArray:
         """Share of the other requests' prompts in an output token's time."""
@@ -57,8 +59,15 @@ def _weights(groups: Sequence[Hashable]) -> FloatArray:
 def fit_constants(
     priced: SkewedPasses, tpot_s: FloatArray, ttft_s: FloatArray, groups: Sequence[tuple[str, str]]
 ) -> Constants:
-    """Constants on given rows, each of a (model, engine); the skew of the routing, too, where models route."""
-    parameters = (*_TPOT, _SKEW) if len(priced.skews) > 1 else _TPOT
+    """Constants on given rows, each of a (model, engine).
+
+    The skew of the routing only where models route, the host's time a step only where an engine does not hide it.
+    """
+    parameters = _TPOT
+    if priced.passes[0].turns.any():
+        parameters += (_STEP,)
+    if len(priced.skews) > 1:
+        parameters += (_SKEW,)
 
     def made(values: FloatArray) -> Constants:
         return Constants(**{p.field: float(v) for p, v in zip(parameters, values, strict=True)})

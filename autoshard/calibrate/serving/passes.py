@@ -37,13 +37,15 @@ _TERM_OF = {
 class Passes:
     """Seconds of runs by term: ``decode`` of one step, ``prompt`` of the passes over one prompt ([runs, terms]).
 
-    ``requests`` in flight on an attention rank, ``osl`` tokens of an answer.
+    ``requests`` in flight on an attention rank, ``osl`` tokens of an answer, ``turns`` 1 where the engine's host and
+    the device take turns and 0 elsewhere.
     """
 
     decode: FloatArray
     prompt: FloatArray
     requests: FloatArray
     osl: FloatArray
+    turns: FloatArray
 
     @property
     def decode_s(self) -> FloatArray:
@@ -64,7 +66,7 @@ class Passes:
 
     def take(self, rows: BoolArray) -> "Passes":
         """Some of the runs."""
-        return Passes(self.decode[rows], self.prompt[rows], self.requests[rows], self.osl[rows])
+        return Passes(self.decode[rows], self.prompt[rows], self.requests[rows], self.osl[rows], self.turns[rows])
 
 
 def price_runs(
@@ -92,6 +94,7 @@ def price_runs(
         prompt,
         np.array([run.requests for run in runs]),
         np.array([float(run.osl) for run in runs]),
+        np.array([float(run.turns) for run in runs]),
     )
 
 

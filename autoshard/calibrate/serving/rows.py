@@ -2,7 +2,8 @@
 
 What a table leaves unsaid follows from rules: lengths noted as drawn from 0.8 to 1.0 of nominal count 0.9 of it;
 weights without a label are as published, in 16 bits; ``fp8`` is block-quantised in models with routed experts and per
-tensor in dense ones; ``fp4`` is mxfp4 experts and 16-bit rest; TensorRT-LLM keeps the cache of 8-bit models in 8 bits.
+tensor in dense ones; ``fp4`` is mxfp4 experts and 16-bit rest; TensorRT-LLM keeps the cache of 8-bit models in 8 bits;
+an engine without a version (``backend_version``) ran as was usual on the day it was ``measured``.
 """
 
 import re
@@ -12,7 +13,7 @@ import numpy as np
 
 from autoshard.calibrate.optimise import FloatArray
 from autoshard.calibrate.tables import Table
-from autoshard.cost import serving_engines
+from autoshard.cost import serving_engines, takes_turns
 from autoshard.cost.formats import Formats
 from autoshard.errors import InvalidInputError
 from autoshard.units import MS
@@ -39,7 +40,10 @@ _MEAN_OF_DRAWN = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One row. ``ep * etp = tp * dp``; ``line`` is its line in the table, for messages."""
+    """One row. ``ep * etp = tp * dp``; ``line`` is its line in the table, for messages.
+
+    ``turns``: the engine's host and the device take turns (`autoshard.cost.serving.takes_turns`).
+    """
 
     line: int
     model: str
@@ -53,6 +57,7 @@ class Run:
     dp: int
     ep: int
     etp: int
+    turns: bool = False
 
     @property
     def gpus(self) -> int:
@@ -108,6 +113,7 @@ def read_runs(table: Table) -> Runs:
     splits = {c: np.maximum(table.numbers(c, 1.0), 1.0) for c in ("moe_tp_size", "moe_ep_size")}
     stages = table.numbers("pp_size", 1.0)
     notes = table.text("lengths_note")
+    versions, dates = table.text("backend_version"), table.text("measured")
     found = []
     for i, engine in enumerate(table.text("backend")):
         where = f"{table.name}, row {i + 2}"
@@ -121,6 +127,10 @@ def read_runs(table: Table) -> Runs:
         drawn = _MEAN_OF_DRAWN if "0.8" in notes[i] else 1.0
         tp, dp = int(numbers["tp_size"][i]), int(numbers["attention_dp_size"][i])
         ep = int(splits["moe_ep_size"][i])
+        try:
+            turns = takes_turns(engine, versions[i], dates[i])
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{where}: {error}") from error
         if (tp * dp) % ep:
             raise InvalidInputError(
                 f"{where}: moe_ep_size={ep} does not divide tp_size x attention_dp_size = {tp * dp}"
@@ -139,6 +149,7 @@ def read_runs(table: Table) -> Runs:
                 dp=dp,
                 ep=ep,
                 etp=tp * dp // ep,
+                turns=turns,
             )
         )
     return Runs(tuple(found), table.positive("silicon_tpot_ms") * MS, table.positive("silicon_ttft_ms") * MS)

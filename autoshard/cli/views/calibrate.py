@@ -42,8 +42,17 @@ def serving_view(data: Mapping[str, Any]) -> tuple[RenderableType, ...]:
         cells = [data[name]["terms"][term] for name in sections]
         values = [f"{100 * c['median_share']:.1f}" for c in cells], [f"{c['median_ape_without']:.1f}" for c in cells]
         terms.add_row(term, *(cell for pair in zip(*values, strict=True) for cell in pair))
+    origin = Table(title="where the error of TPOT comes from: if one term were off by one factor", title_justify="left")
+    for heading in ("model, engine, device", "error %", "term", "factor", "then %", "next", "then %"):
+        origin.add_column(heading, justify="right" if "%" in heading or heading == "factor" else "left")
+    for name in sections:
+        for label, part in data[name]["error_from"].items():
+            best = sorted(part["terms"].items(), key=lambda item: item[1]["median_ape"])
+            (first, a), (second, b) = best[0], best[1]
+            cells = [f"{part['median_ape']:.1f}", first, f"{a['factor']:.2f}", f"{a['median_ape']:.1f}"]
+            origin.add_row(label, *cells, f"{second} x {b['factor']:.2f}", f"{b['median_ape']:.1f}")
     lines = [f"skipped {name}: {why}" for name, why in data["skipped"].items()]
-    return (errors, terms, *picks, *lines)
+    return (errors, terms, origin, *picks, *lines)
 
 
 def _picks(name: str, chosen: Mapping[str, Any]) -> list[str]:
