@@ -148,8 +148,9 @@ class ShardingProblem:
         rows = np.flatnonzero(ok)
         at, dims = point[rows], dims[rows]
         columns = np.arange(dims.shape[1])
-        alone, together = self._legal_at[at[:, None], columns, dims], self._legal_with[dims[:, :1], columns, dims]
-        good: BoolArray = (alone & together).all(1)
+        alone: BoolArray = self._legal_at[at[:, None], columns, dims]
+        together: BoolArray = self._legal_with[dims[:, :1], columns, dims]
+        good: BoolArray = np.logical_and.reduce(alone & together, axis=1)
         tight = np.flatnonzero(self.room.tight[at])
         held = self.room.part_bytes(at[tight], dims[tight])
         good[tight] &= self.room.total(at[tight], held) <= self.sim.capacity_bytes
