@@ -7,6 +7,7 @@ The largest over modes bounds every strategy. Candidates are the additive optimu
 they are evaluated at the true cost. Where the best of them reaches the bound it is the proven optimum.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +21,10 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Weights of a mode with overlapping phases; 1 (all of the computation, little of the moves) comes first."""
-NUM_REFINED = 64
+NUM_REFINED = 24
 """Points of a mode whose bound is the least over all weights."""
+NUM_CANDIDATES = 2
+"""Points of a mode whose optima at the other weights are evaluated too."""
 ROUNDING = 1e-9
 """Relative room between a bound and what reaches it: sums taken in another order."""
 
@@ -34,15 +37,20 @@ class _Known:
     values: dict[int, float] = field(default_factory=dict)
     dims: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, found: ExactResult) -> None:
-        """Evaluate what an additive search settled."""
-        if not found.dims_of:
+    def add(self, dims_of: Mapping[int, tuple[int, ...]]) -> None:
+        """Evaluate a strategy of each of some points."""
+        if not dims_of:
             return
-        point = np.array(list(found.dims_of), dtype=np.int64)
-        rates = self.simulator.evaluate(point, np.array(list(found.dims_of.values()), dtype=np.int64)).tokens_per_s
-        for i, rate in zip(found.dims_of, rates.tolist(), strict=True):
+        point = np.array(list(dims_of), dtype=np.int64)
+        rates = self.simulator.evaluate(point, np.array(list(dims_of.values()), dtype=np.int64)).tokens_per_s
+        for i, rate in zip(dims_of, rates.tolist(), strict=True):
             if rate > self.values.get(i, 0.0):
-                self.values[i], self.dims[i] = rate, found.dims_of[i]
+                self.values[i], self.dims[i] = rate, dims_of[i]
+
+    def add_at(self, search: ExactSearch, points: IntArray) -> None:
+        """Evaluate an additive problem's best strategies of some points."""
+        found = {int(i): search.best_at(int(i)) for i in points}
+        self.add({i: best[1] for i, best in found.items() if best is not None})
 
 
 def certify(simulator: Simulator, num_best: int = 1, kinds: IntArray | None = None) -> ExactResult:
@@ -56,19 +64,19 @@ def certify(simulator: Simulator, num_best: int = 1, kinds: IntArray | None = No
         return ExactSearch(simulator).run(num_best, kinds)
     kinds = np.arange(len(simulator.points)) if kinds is None else kinds
     known, bound, opened = _Known(simulator), 0.0, 0
-    known.add(ExactSearch(simulator.with_parts(simulator.parts)).run(num_best, kinds))
+    known.add(ExactSearch(simulator.with_parts(simulator.parts)).run(num_best, kinds).dims_of)
     for mode in effects.modes:
-        weights = WEIGHTS if mode == TWO_BATCH else WEIGHTS[:1]
+        weights = WEIGHTS if mode == TWO_BATCH or "overlap" in effects.effects else WEIGHTS[:1]
         searches = [ExactSearch(simulator.with_parts(effects.relaxed(mode, w))) for w in weights]
         first = searches[0].run(min(NUM_REFINED, len(simulator.points)))
-        known.add(first)
+        known.add(first.dims_of)
         opened += first.points_opened
         top = np.array(first.best_points, dtype=np.int64)
         if len(top) == 0:
             continue
         least = first.values[top]
         for search in searches[1:]:
-            known.add(search.run(num_best, kinds))
+            known.add_at(search, top[:NUM_CANDIDATES])
             least = np.minimum(least, search.bounds_at(top))
         rest = float(first.values[top[-1]]) if len(top) == NUM_REFINED else 0.0
         bound = max(bound, float(least.max()), rest)

@@ -7,8 +7,8 @@ have levels, the stages are counted by kind and level, and the slowest is charge
 **Relaxations.** Each mode is bounded from below by a sum of factors, with weights :math:`\lambda \in [0, 1]` that may
 be chosen per degree point:
 
-- one batch: all factors in full, but moves that can be hidden (`overlap.hideable`) at :math:`1 - h`, because the
-  makespan is at least the seconds of all ops and of the moves that nothing runs beside;
+- one batch: the sum less :math:`h (\lambda k + (1 - \lambda) w)` of every move ``k`` that can be hidden, ``w`` being
+  what it can be hidden behind (`overlap.windows`);
 - two halves: :math:`\max(y, x + (1 - h) y) \ge \lambda x + (1 - h \lambda) y`, so that four of them come to at least
   :math:`2 \lambda (a + m) + 2 (1 - h \lambda)(d + c)`; contention only adds;
 - skew: of every kind of layer the mean over the layers of a stage, at the stage where it is least, entry by entry.
@@ -29,7 +29,7 @@ from autoshard.sharding.layout import Step
 from autoshard.sharding.option import Choice
 from autoshard.simulator.effects.block import BlockSeconds, PricedBlock, has_experts, is_routed
 from autoshard.simulator.effects.laws import HIDDEN, SKEW_LEVELS, layer_levels
-from autoshard.simulator.effects.overlap import hideable, overlapped_s
+from autoshard.simulator.effects.overlap import overlapped_s, windows
 from autoshard.simulator.effects.two_batch import phases, two_batch_s
 from autoshard.simulator.lengths import own_lengths
 from autoshard.simulator.points import Points
@@ -163,21 +163,30 @@ class EffectModel:
     def relaxed(self, mode: str, weight: float | FloatArray = 1.0) -> tuple[Component, ...]:
         """Parts of an additive problem whose step is never above the step of ``mode``; ``weight`` per point or one."""
         weight = np.broadcast_to(np.asarray(weight, dtype=np.float64), (len(self.points),))
-        found = []
+        ones, found = np.ones(len(self.points)), []
         for i, (full, half) in enumerate(zip(self.full, self.half, strict=True)):
             if mode == ONE_BATCH or half is None:
-                found.append(self._relaxed_one(full, i - 1))
+                found.append(self._relaxed_one(full, i - 1, weight if mode == ONE_BATCH else ones))
             else:
                 found.append(self._relaxed_two(half, full.component, i - 1, weight))
         return tuple(found)
 
-    def _relaxed_one(self, part: PricedBlock, kind: int) -> Component:
-        hidden = hideable(part.block) if "overlap" in self.effects else frozenset()
+    def _relaxed_one(self, part: PricedBlock, kind: int, weight: FloatArray) -> Component:
+        hidden = windows(part.block) if "overlap" in self.effects else {}
+        # Weights may differ by move: those of what the experts make are the long ones. Where nothing moves, nothing is hidden.
+        each = {n: np.ones(len(self.points)) for n in hidden}
+        routed = {op.name for op in part.block.ops if is_routed(op)}
+        for factor in part.component.factors:
+            if factor.moves and factor.label in hidden and factor.label in routed:
+                moved = np.where(factor.table >= ILLEGAL_S, 0.0, factor.table).reshape(len(self.points), -1).any(1)
+                each[factor.label] = np.where(moved, weight, 1.0)
         factors = []
         for factor in part.component.factors:
-            if factor.moves and factor.label in hidden:
-                factor = _scaled(factor, np.full(len(self.points), 1.0 - HIDDEN))
-            factors.append(self._least_level(part, factor, kind))
+            own = each.get(factor.label, 0.0) if factor.moves else 0.0
+            behind = sum(
+                1.0 - each[n] for n, w in hidden.items() if factor.label in (w.moves if factor.moves else w.ops)
+            )
+            factors.append(_scaled(self._least_level(part, factor, kind), 1.0 - HIDDEN * (own + behind)))
         return replace(part.component, factors=tuple(factors))
 
     def _relaxed_two(self, half: PricedBlock, full: Component, kind: int, weight: FloatArray) -> Component:
@@ -218,7 +227,9 @@ class EffectModel:
         return np.array(sorted(rows), dtype=np.float64)
 
 
-def _scaled(factor: Factor, weight: FloatArray) -> Factor:
+def _scaled(factor: Factor, weight: float | FloatArray) -> Factor:
+    if isinstance(weight, float):
+        weight = np.full(len(factor.table), weight)
     by_point = weight.reshape(-1, *(1 for _ in factor.variables))
     table = np.where(factor.table >= ILLEGAL_S, ILLEGAL_S, factor.table * by_point)
     return replace(factor, table=table)

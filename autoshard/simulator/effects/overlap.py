@@ -6,7 +6,12 @@ first op that reads it waits for them. So a move is hidden by the ops that the m
 tensor and the first that reads it: the sum over experts by the shared experts, q's gather by k and v. (SGLang does the
 first for DeepSeek, pull request 9660.) Nothing is hidden across blocks. With ``M`` the time at which the block is done
 and ``S`` the sum of all seconds, ``S - M`` is hidden and :math:`t = S - h (S - M)` (`autoshard.simulator.effects.laws`).
+
+What is hidden of a move ``k`` is at most its own seconds and at most those of everything that may run beside it, ``w``
+(`Window`): :math:`S - M \le \sum \min(k, w) \le \sum \mu k + (1 - \mu) w`, which is how the relaxation is made.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,18 +21,31 @@ from autoshard.simulator.effects.block import BlockSeconds, FloatArray
 from autoshard.simulator.effects.laws import HIDDEN
 
 
-def hideable(block: Block) -> frozenset[str]:
-    """Tensors whose moves can be hidden: the op that makes them is not followed at once by one that waits for them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What may run beside the moves of a tensor: ``ops`` between the one that makes it and its first reader, ``moves``."""
 
-    All others run while no op does and while no other of them does.
+    ops: frozenset[str]
+    moves: frozenset[str]
+
+
+def windows(block: Block) -> dict[str, Window]:
+    """Tensors whose moves can be hidden, and behind what.
+
+    All others are read by the very next op: they move while no op runs and none of the others of their kind does.
     """
     order = {op.name: i for i, op in enumerate(block.ops)}
-    found = set()
+    spans = {}
     for name, made in ((BLOCK_INPUT, -1), *order.items()):
-        readers = [order[op.name] for op, _ in consumers(block, name)]
-        if min(readers, default=len(block.ops)) > made + 1:
-            found.add(name)
-    return frozenset(found)
+        spans[name] = made, min((order[op.name] for op, _ in consumers(block, name)), default=len(block.ops))
+    return {
+        name: Window(
+            ops=frozenset(op for op, i in order.items() if made < i < read),
+            moves=frozenset(n for n, (m, r) in spans.items() if n != name and m < read and made < r),
+        )
+        for name, (made, read) in spans.items()
+        if read > made + 1
+    }
 
 
 def overlapped_s(block: Block, seconds: BlockSeconds, *, sharing: bool) -> FloatArray:
