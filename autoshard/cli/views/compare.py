@@ -26,7 +26,9 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         head.add_row("best known", f"{best:,.2f} tokens/s/GPU, {below} below the bound; regret is against it")
         head.add_row("exact", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU with the best it was led to")
     else:
-        head.add_row("optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s")
+        head.add_row(
+            "optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s"
+        )
     head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its strategies)")
     yield head
     yield ""

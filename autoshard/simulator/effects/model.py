@@ -210,9 +210,7 @@ class EffectModel:
         for pp in np.unique(self.points.pp):
             at = np.flatnonzero(self.points.pp == pp)
             counts = self._stage_levels(kind, int(pp))
-            means = [
-                sum(n * f.table[at] for n, f in zip(row, levels, strict=True)) / row.sum() for row in counts
-            ]
+            means = [sum(n * f.table[at] for n, f in zip(row, levels, strict=True)) / row.sum() for row in counts]
             table[at] = np.minimum.reduce(means)
         return replace(factor, table=table)
 

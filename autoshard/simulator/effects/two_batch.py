@@ -76,8 +76,10 @@ def two_batch_s(block: Block, half: BlockSeconds, *, sharing: bool) -> FloatArra
             lambda: [s for n, s in half.inside.items() if n in ops] + [s for n, s in half.moves.items() if n in moves]
         )
         far = of(
-            lambda: [s for n, s in half.inside_far.items() if n in ops]
-            + [s for n, s in half.moves_far.items() if n in moves]
+            lambda: (
+                [s for n, s in half.inside_far.items() if n in ops]
+                + [s for n, s in half.moves_far.items() if n in moves]
+            )
         )
         return _Phase(own + collectives, collectives - far, far)
 
