@@ -37,7 +37,7 @@ def compare(
 ) -> dict[str, Any]:
     """Run every method ``seeds`` times; regret is ``1 - value / optimum``, clipped at 0 (1 if it found nothing).
 
-    Where the workload has effects, ``exact`` is the best candidate that additive searches lead to, beside its ``bound``;
+    Where the workload has effects, ``exact`` is the best candidate that additive searches lead to, beside its bound;
     regret is then against the best that any run or ``exact`` found, and ``gap_to_bound`` against the bound.
 
     Raises:

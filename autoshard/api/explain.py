@@ -139,10 +139,8 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
     )
-    if unlimited.effects is None:
-        values = ExactSearch(unlimited).option_values(0)
-    else:
-        values = _swapped(unlimited, dims)
+    additive = unlimited.effects is None
+    values = ExactSearch(unlimited).option_values(0) if additive else _swapped(unlimited, dims)
     best = max((v for options in values for v in options if v is not None), default=None)
     excluded = {
         key: {e["choice"]: e["reason"] for e in op["excluded"]}

@@ -150,7 +150,7 @@ class Predicted(_Part):
 class SearchRecord(_Part):
     """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum.
 
-    With ``exact_is_bound`` (mixed serving, or effects) ``exact_*`` is what no strategy exceeds, reached by none that is known.
+    With ``exact_is_bound`` (mixed serving, or effects) ``exact_*`` is what no strategy exceeds, reached by none known.
     ``balanced_gain`` is the share by which the plan's stages, balanced after the search, beat the even partition, to
     which all rates here belong; None where they were not.
     """

@@ -13,8 +13,8 @@ same ``T``. The objective divides by every device of the cluster, idle ones incl
 A serving workload mixes decode steps and prompts; ``step_s`` is then a request's time per token it makes, and TPOT and
 TTFT are measures of their own (`autoshard.simulator.measures`).
 
-Neglected, unless the workload names them as effects (`autoshard.simulator.effects`): overlap of collectives with compute,
-contention, skew. An engine's host outside serving.
+Neglected, unless the workload names them as effects (`autoshard.simulator.effects`): overlap of collectives with
+compute, contention, skew. An engine's host outside serving.
 """
 
 import copy
@@ -247,10 +247,8 @@ class Simulator:
         held = [c.num_bytes(point, dims) for c in self.parts]
         weights = np.stack([w for w, _ in held], 1)
         kv = np.stack([k for _, k in held], 1)
-        if self.effects is None:
-            step_s = self.step_s(point, seconds, dims[:, 0])
-        else:
-            step_s = self.effects.step_s(point, dims)
+        effects = self.effects
+        step_s = self.step_s(point, seconds, dims[:, 0]) if effects is None else effects.step_s(point, dims)
         profiles = self.profiles_of(point)
         by_stage = (profiles * (weights + kv)[:, None, :]).sum(-1)
         fullest = by_stage.argmax(1)

@@ -81,7 +81,9 @@ class PricedBlock:
 
     def at(self, point: IntArray, dims: IntArray) -> BlockSeconds:
         """Seconds of strategies ``(point [m], dims [m, variables])``."""
-        compute, inside, moves = {}, {}, {}
+        compute: dict[str, FloatArray] = {}
+        inside: dict[str, FloatArray] = {}
+        moves: dict[str, FloatArray] = {}
         for factor in self.component.factors:
             if factor.what != "collective":
                 compute[factor.label] = np.stack([f.at(point, dims) for f in self.compute_factors(factor)])

@@ -173,7 +173,7 @@ class EffectModel:
 
     def _relaxed_one(self, part: PricedBlock, kind: int, weight: FloatArray) -> Component:
         hidden = windows(part.block) if "overlap" in self.effects else {}
-        # Weights may differ by move: those of what the experts make are the long ones. Where nothing moves, nothing is hidden.
+        # Weights may differ by move: those of what the experts make are the long ones. What never moves hides nothing.
         each = {n: np.ones(len(self.points)) for n in hidden}
         routed = {op.name for op in part.block.ops if is_routed(op)}
         for factor in part.component.factors:

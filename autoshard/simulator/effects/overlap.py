@@ -5,7 +5,7 @@ process groups run on several streams; under contention those that cross the sam
 first op that reads it waits for them. So a move is hidden by the ops that the model runs between the one that makes its
 tensor and the first that reads it: the sum over experts by the shared experts, q's gather by k and v. (SGLang does the
 first for DeepSeek, pull request 9660.) Nothing is hidden across blocks. With ``M`` the time at which the block is done
-and ``S`` the sum of all seconds, ``S - M`` is hidden and :math:`t = S - h (S - M)` (`autoshard.simulator.effects.laws`).
+and ``S`` the sum of all seconds, ``S - M`` is hidden and :math:`t = S - h (S - M)`, ``h`` as in `laws`.
 
 What is hidden of a move ``k`` is at most its own seconds and at most those of everything that may run beside it, ``w``
 (`Window`): :math:`S - M \le \sum \min(k, w) \le \sum \mu k + (1 - \mu) w`, which is how the relaxation is made.
@@ -23,7 +23,7 @@ from autoshard.simulator.effects.laws import HIDDEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What may run beside the moves of a tensor: ``ops`` between the one that makes it and its first reader, ``moves``."""
+    """What may run beside the moves of a tensor: the ``ops`` between its maker and first reader, and other ``moves``."""
 
     ops: frozenset[str]
     moves: frozenset[str]
