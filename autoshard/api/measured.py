@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from autoshard.api.build_plan import degrees_dict
-from autoshard.api.models import source_of, written_source
+from autoshard.api.models import graph_of, source_of, written_source
 from autoshard.calibrate.measure import has_cuda
 from autoshard.errors import InvalidInputError, UnsupportedModelError
 from autoshard.hardware import parse_cluster
@@ -29,7 +29,6 @@ from autoshard.search.problem import IntArray
 from autoshard.search.rounds import search as search_rounds
 from autoshard.sharding import Strategy
 from autoshard.simulator import Simulator, make_points
-from autoshard.tracing import trace_source
 from autoshard.validate import ModelJob
 from autoshard.validate.timed import DTYPE, Measured, time_strategies
 from autoshard.workload import Workload
@@ -187,7 +186,7 @@ def search_measured(
     progress(f"tracing {source.name}")
     if not settings.full_size:
         source = source.reduced(tp=n, ep=n, etp=n, nproc=n)
-    graph = trace_source(source)
+    graph = graph_of(source.name, source)
     problem_of = _points_of(graph, settings)
     bench = _Bench(
         job=ModelJob(

@@ -3,8 +3,8 @@ r"""`exact` under costs that are not additive: a bound, and the best strategy th
 Every mode of the step (`autoshard.simulator.effects.model`) is bounded by additive problems whose step is never
 longer, one for each weight :math:`\lambda`. A mode's bound is the largest over points of the least over weights; the
 weights are tried only at the `NUM_REFINED` points that are best at the first of them, since the others lie below the
-last of those. The largest over modes bounds every strategy. Candidates are the additive optimum and the optima of all these problems;
-they are evaluated at the true cost. Where the best of them reaches the bound it is the proven optimum.
+last of those. The largest over modes bounds every strategy. Candidates are the additive optimum and the optima of all
+these problems; they are evaluated at the true cost. Where the best of them reaches the bound it is the proven optimum.
 """
 
 from collections.abc import Mapping

@@ -23,7 +23,7 @@ from autoshard.simulator.effects.laws import HIDDEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What may run beside the moves of a tensor: the ``ops`` between its maker and first reader, and other ``moves``."""
+    """What may run beside the moves of a tensor: the ``ops`` before its first reader, and other ``moves``."""
 
     ops: frozenset[str]
     moves: frozenset[str]
