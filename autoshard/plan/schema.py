@@ -134,7 +134,10 @@ class PredictedTerm(_Part):
 
 
 class Predicted(_Part):
-    """What the simulator says. Never measured. ``tokens_per_s_per_gpu`` divides by every device of the cluster."""
+    """What the simulator says. Never measured. ``tokens_per_s_per_gpu`` divides by every device of the cluster.
+
+    ``two_batch`` says whether the step runs as two halves; None where that effect was not asked for.
+    """
 
     tokens_per_s: Rate
     tokens_per_s_per_gpu: Rate
@@ -144,6 +147,7 @@ class Predicted(_Part):
     ttft_s: Amount | None
     step_s: Amount
     memory_bytes: MemoryBytes
+    two_batch: bool | None = None
     terms: tuple[PredictedTerm, ...]
 
 

@@ -20,12 +20,15 @@ def small(write_config: Callable[[str], str]) -> str:
 
 def test_a_plan_records_its_effects_and_the_others_price_it_alike(command: Command, small: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
-    ran = command("plan", small, *WHERE, "--budget", "150", "--json", "-o", path)
+    ran = command(
+        "plan", small, *WHERE, "--fix", "pp=1,tp=2", "--search", "anneal", "--budget", "150", "--json", "-o", path
+    )
     assert ran.code == 0, ran.err
     plan = json.loads(ran.out)
     search, predicted = plan["search"], plan["predicted"]
     assert plan["workload"]["effects"] == EFFECTS
     assert search["exact_tokens_per_s_per_gpu"] >= predicted["tokens_per_s_per_gpu"] * (1 - 1e-9)
+    assert predicted["two_batch"] in (True, False)
     assert search["taken_from"] in ("search", "exact")
     assert sum(t["seconds"] for t in predicted["terms"]) == pytest.approx(predicted["step_s"])
 
@@ -45,8 +48,8 @@ def test_a_plan_records_its_effects_and_the_others_price_it_alike(command: Comma
 
 
 def test_compare_says_bound_and_best_known(command: Command, small: str) -> None:
-    ran = command("compare", small, *WHERE, "--methods", "random", "--seeds", "1", "--budget", "50", "--json")
-    data = json.loads(ran.out)
+    what = ("compare", small, *WHERE, "--fix", "pp=1,tp=2", "--methods", "random", "--seeds", "1", "--budget", "50")
+    data = json.loads(command(*what, "--json").out)
     assert data["effects"] == EFFECTS and set(data["exact"]) >= {"bound_tokens_per_s_per_gpu", "is_bound"}
-    shown = command("compare", small, *WHERE, "--methods", "random", "--seeds", "1", "--budget", "50").out
+    shown = command(*what).out
     assert "effects" in shown and ("bound" in shown or not data["exact"]["is_bound"])

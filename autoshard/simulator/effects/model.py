@@ -127,6 +127,10 @@ class EffectModel:
         modes = self._modes(np.array([point]), np.array([dims], dtype=np.int64))
         return TWO_BATCH if TWO_BATCH in modes and modes[TWO_BATCH] < modes[ONE_BATCH] else ONE_BATCH
 
+    def is_two_batch(self, point: int, dims: tuple[int, ...]) -> bool | None:
+        """Whether a strategy's step runs as two halves; None where that effect is not one of these."""
+        return self.mode(point, dims) == TWO_BATCH if "two-batch" in self.effects else None
+
     def opened(self, point: int, dims: tuple[int, ...]) -> list[tuple[str, str, str, float]]:
         """Terms (part, label, kind, seconds) of the slowest stage that sum to the step without hand-overs.
 
