@@ -38,9 +38,9 @@ CLUSTER, BUDGET = "H100x64", 4000
 HEAD = f"""# All searches where costs are not additive
 
 Made by `python -m benchmarks.paper.effects`: do not edit. Every figure is a **prediction of the simulator** on
-{CLUSTER}; decode at a context of {PHASES["decode"]:,}, prefill of prompts of {PHASES["prefill"]:,}. The effects and their formulas:
-[effects.md](../effects.md). A step is then no sum over ops, so `exact` gives a bound that no strategy exceeds, and the
-best strategy that its additive problems lead to.
+{CLUSTER}; decode at a context of {PHASES["decode"]:,}, prefill of prompts of {PHASES["prefill"]:,}.
+The effects and their formulas: [effects.md](../effects.md). A step is then no sum over ops, so `exact` gives a bound
+that no strategy exceeds, and the best strategy that its additive problems lead to.
 """
 
 EACH = """## What each effect does
