@@ -54,6 +54,7 @@ def predict(simulator: Simulator, point: int, dims: tuple[int, ...]) -> Predicte
             workspace=WORKSPACE_BYTES,
             total=weights + kv + activations + WORKSPACE_BYTES,
         ),
+        two_batch=None if simulator.effects is None else simulator.effects.is_two_batch(point, dims),
         terms=tuple(
             PredictedTerm(part=t.part, label=t.label, what=t.what, seconds=t.seconds)
             for t in terms(simulator, point, dims)

@@ -6,6 +6,7 @@ this version's; where it differs from what the file predicts, both are given.
 Each alternative of an op is priced with all *other* choices re-optimised at the same degrees and batch
 (`ExactSearch.option_values`), so ``relative`` is what the choice itself costs and not what a bad neighbour makes of it.
 Limits on the step are left aside there: at a held batch a slower choice may miss them, which its cost says anyway.
+Where the workload has effects nothing is re-optimised: the other choices are held.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from autoshard.errors import InvalidInputError
 from autoshard.hardware import Cluster
 from autoshard.plan import PlanData, PredictedTerm
 from autoshard.search.exact import ExactSearch
+from autoshard.search.relaxed import certify
 from autoshard.sharding import Degrees
 from autoshard.simulator import Simulator
 
@@ -137,7 +139,8 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
     )
-    values = ExactSearch(unlimited).option_values(0)
+    additive = unlimited.effects is None
+    values = ExactSearch(unlimited).option_values(0) if additive else _swapped(unlimited, dims)
     best = max((v for options in values for v in options if v is not None), default=None)
     excluded = {
         key: {e["choice"]: e["reason"] for e in op["excluded"]}
@@ -150,10 +153,23 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
             one: dict[str, Any] = {"choice": choice, "relative": None if value is None or not best else value / best}
             if value is None:
                 reason = excluded.get(variable.key, {}).get(choice)
-                one["reason"] = reason or "does not fit in memory"
+                one["reason"] = reason or "does not fit in memory" + (
+                    ", the other choices held" if plan.workload.effects else ""
+                )
             listed.append(one)
         found[variable.key] = {"taken": variable.choices[taken], "options": listed}
     return found
+
+
+def _swapped(simulator: Simulator, dims: tuple[int, ...]) -> tuple[tuple[float | None, ...], ...]:
+    """Throughput (tokens/s) at the one point with each option of each variable, the other choices held."""
+    found = []
+    for v, variable in enumerate(simulator.variables):
+        rows = np.array([dims] * len(variable.choices), dtype=np.int64)
+        rows[:, v] = np.arange(len(rows))
+        rates = simulator.evaluate(np.zeros(len(rows), dtype=np.int64), rows).tokens_per_s
+        found.append(tuple(float(rate) if rate > 0 else None for rate in rates))
+    return tuple(found)
 
 
 def _next_best(
@@ -165,10 +181,10 @@ def _next_best(
     named = plan.alternatives[number - 1]
     degrees = Degrees(**named.degrees)
     simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), uneven=plan.strategy.uneven)
-    found = ExactSearch(simulator).best_at(0)
+    found = certify(simulator).dims
     if found is None:
         return None
-    even = Dealt(simulator=simulator, point=0, dims=found[1], gain=None)
+    even = Dealt(simulator=simulator, point=0, dims=found, gain=None)
     both = [predict(d.simulator, d.point, d.dims) for d in (even, balance(even))]
     predicted = min(both, key=lambda p: abs(p.tokens_per_s_per_gpu - named.tokens_per_s_per_gpu))
     # Steps of different batches are compared per token in flight of the whole cluster.
@@ -178,7 +194,7 @@ def _next_best(
     moved = {k: [before.get(k, 0.0) / own, after.get(k, 0.0) / other] for k in kinds}
     return {
         "degrees": degrees_dict(degrees),
-        "choices": {v.key: v.choices[o] for v, o in zip(simulator.variables, found[1], strict=True)},
+        "choices": {v.key: v.choices[o] for v, o in zip(simulator.variables, found, strict=True)},
         "tokens_per_s_per_gpu": predicted.tokens_per_s_per_gpu,
         "relative": predicted.tokens_per_s_per_gpu / rate,
         "step_s": predicted.step_s,

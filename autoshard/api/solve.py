@@ -15,13 +15,14 @@ from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.search.anneal import search as search_anneal
 from autoshard.search.evolution import search as search_evolution
-from autoshard.search.exact import ExactResult, ExactSearch
+from autoshard.search.exact import ExactResult
 from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
 from autoshard.search.policy_file import SavedPolicy
 from autoshard.search.problem import ShardingProblem
 from autoshard.search.protocol import Problem
 from autoshard.search.random_search import search as search_random
+from autoshard.search.relaxed import certify
 from autoshard.search.result import SearchResult
 from autoshard.search.rl import PAPER, RLConfig
 from autoshard.search.rl import search as search_rl
@@ -84,7 +85,7 @@ class Solution:
 
     @property
     def exact_rate(self) -> float | None:
-        """Proven optimum in tokens/s/GPU, or the bound where mixed serving leaves only that."""
+        """Proven optimum in tokens/s/GPU, or the bound where mixed serving or effects leave only that."""
         return None if self.exact is None else self.exact.bound / self.simulator.cluster.num_devices
 
     @property
@@ -121,6 +122,12 @@ def make_simulator(
 
 def no_plan_message(simulator: Simulator) -> str:
     """Why no strategy that fits is known to keep the limits."""
+    if simulator.effects is not None:
+        names = ", ".join(simulator.workload.effects)
+        return (
+            f"no strategy that fits keeps the limits under the effects {names}: raise the limit, or plan without"
+            " --effects to be told the smallest change that would help"
+        )
     return serving_limit_message(simulator) if simulator.limits else limit_message(simulator)
 
 
@@ -183,7 +190,7 @@ def solve(
     if not 0 <= seed < 2**63:
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
     check_policy_files(algorithm, warm_start, save_policy)
-    exact = ExactSearch(simulator).run(1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
+    exact = certify(simulator, 1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
     if exact.bound <= 0:
         raise NoFeasiblePlanError(no_plan_message(simulator))
     num = simulator.cluster.num_devices
@@ -197,7 +204,7 @@ def solve(
     }
     if algorithm == "exact":
         if exact.point is None or exact.dims is None:
-            raise NoFeasiblePlanError(serving_limit_message(simulator))
+            raise NoFeasiblePlanError(no_plan_message(simulator))
         return Solution(
             **common,
             point=exact.point,
@@ -211,7 +218,7 @@ def solve(
     )
     better = result.best is None or result.throughput < optimum * (1 - 1e-12)
     if result.best is None and exact.point is None:
-        raise NoFeasiblePlanError(serving_limit_message(simulator))
+        raise NoFeasiblePlanError(no_plan_message(simulator))
     if better and not polish and result.best is None:
         raise NoFeasiblePlanError(f"{algorithm} found no feasible strategy in {result.calls} calls (seed {seed})")
     if better and polish and exact.point is not None and exact.dims is not None:

@@ -10,6 +10,7 @@ from autoshard.cli.commands import (
     frontier,
     models,
     plan,
+    search,
     simulate,
     size,
     trace,
@@ -32,6 +33,7 @@ app.command()(check.check)
 app.command()(frontier.frontier)
 app.command()(size.size)
 app.command()(compare.compare)
+app.command()(search.search)
 app.command()(explain.explain)
 app.command()(export.export)
 app.command()(validate.validate)

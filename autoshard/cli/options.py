@@ -25,6 +25,10 @@ TtftMs = Annotated[float | None, typer.Option(help="Limit on the time to the fir
 TpotMs = Annotated[float | None, typer.Option(help="Limit on the time per output token (decode, serve).")]
 Dtype = Annotated[str, typer.Option(help="Of weights and matrix products: bf16, fp8, ...")]
 KvDtype = Annotated[str, typer.Option(help="Of the KV cache.")]
+Effects = Annotated[
+    str | None,
+    typer.Option(help="Costs that are not additive: overlap, two-batch, contention, skew, or all (decode, prefill)."),
+]
 Fix = Annotated[str | None, typer.Option(help="Degrees to hold: tp=8,ep=8 (pp dp tp ep etp batch replicas).")]
 Pin = Annotated[
     str | None,

@@ -134,7 +134,10 @@ class PredictedTerm(_Part):
 
 
 class Predicted(_Part):
-    """What the simulator says. Never measured. ``tokens_per_s_per_gpu`` divides by every device of the cluster."""
+    """What the simulator says. Never measured. ``tokens_per_s_per_gpu`` divides by every device of the cluster.
+
+    ``two_batch`` says whether the step runs as two halves; None where that effect was not asked for.
+    """
 
     tokens_per_s: Rate
     tokens_per_s_per_gpu: Rate
@@ -144,13 +147,14 @@ class Predicted(_Part):
     ttft_s: Amount | None
     step_s: Amount
     memory_bytes: MemoryBytes
+    two_batch: bool | None = None
     terms: tuple[PredictedTerm, ...]
 
 
 class SearchRecord(_Part):
     """How the plan was found. ``found_*`` is what the algorithm reached by itself, ``exact_*`` the proven optimum.
 
-    With ``exact_is_bound`` (mixed serving) ``exact_*`` is what no strategy exceeds, reached by none that is known.
+    With ``exact_is_bound`` (mixed serving, or effects) ``exact_*`` is what no strategy exceeds, reached by none known.
     ``balanced_gain`` is the share by which the plan's stages, balanced after the search, beat the even partition, to
     which all rates here belong; None where they were not.
     """

@@ -145,6 +145,13 @@ class ExactSearch:
                 best = (value, tuple(int(o) for o in options))
         return best
 
+    def bounds_at(self, index: IntArray) -> FloatArray:
+        """What no strategy exceeds at some points, memory aside: tokens/s, 0 where nothing is legal or fast enough."""
+        best = np.zeros(len(index))
+        for held in self._cells({}):
+            best = np.maximum(best, self._bounds(held, index)[0])
+        return best
+
     def option_values(self, point: int) -> tuple[tuple[float | None, ...], ...]:
         """Best throughput (tokens/s) at a degree point with each option of each variable held, the others free.
 

@@ -13,11 +13,13 @@ same ``T``. The objective divides by every device of the cluster, idle ones incl
 A serving workload mixes decode steps and prompts; ``step_s`` is then a request's time per token it makes, and TPOT and
 TTFT are measures of their own (`autoshard.simulator.measures`).
 
-Neglected: overlap of collectives with compute, contention between groups on one link; an engine's host outside serving.
+Neglected, unless the workload names them as effects (`autoshard.simulator.effects`): overlap of collectives with
+compute, contention, skew. An engine's host outside serving.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ from autoshard.ir import OpGraph
 from autoshard.sharding.option import Choice
 from autoshard.sharding.strategy import Strategy
 from autoshard.simulator.amounts import Amounts
+from autoshard.simulator.effects import EffectModel, build_effects
 from autoshard.simulator.lengths import Lengths, chunk_lengths, own_lengths
 from autoshard.simulator.measures import Measure, serving_measures
 from autoshard.simulator.memory import WORKSPACE_BYTES, activation_bytes
@@ -133,6 +136,19 @@ class Simulator:
             send_s = self.components["send"].factors[0].table
             objective, limited = Measure(name="step", parts=parts, send_s=send_s, limit_s=own_limit), []
         self.objective, self.limited = objective, tuple(limited)
+        self.effects: EffectModel | None = None
+        if priced and self.workload.effects:
+            self.effects = build_effects(
+                self.graph,
+                self.cluster,
+                self.workload,
+                points,
+                self.pinned,
+                self.components,
+                formats=self.formats,
+                stages=self.stages,
+                uneven=self.uneven,
+            )
         self.parts = objective.parts
         self.send_s = objective.send_s
         pps, self._pp_index = np.unique(points.pp, return_inverse=True)
@@ -231,7 +247,8 @@ class Simulator:
         held = [c.num_bytes(point, dims) for c in self.parts]
         weights = np.stack([w for w, _ in held], 1)
         kv = np.stack([k for _, k in held], 1)
-        step_s = self.step_s(point, seconds, dims[:, 0])
+        effects = self.effects
+        step_s = self.step_s(point, seconds, dims[:, 0]) if effects is None else effects.step_s(point, dims)
         profiles = self.profiles_of(point)
         by_stage = (profiles * (weights + kv)[:, None, :]).sum(-1)
         fullest = by_stage.argmax(1)
@@ -259,6 +276,12 @@ class Simulator:
             activation_bytes=self.activations[point],
             violation=violation,
         )
+
+    def with_parts(self, parts: tuple[Component, ...]) -> "Simulator":
+        """The same points and memory at the additive costs of other parts, without effects."""
+        twin = copy.copy(self)
+        twin.objective, twin.parts, twin.effects = replace(self.objective, parts=parts), parts, None
+        return twin
 
     def strategy(self, point: int, dims: Sequence[int]) -> Strategy:
         """The strategy at a point with the given options."""

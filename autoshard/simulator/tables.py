@@ -53,7 +53,12 @@ class TableBuilder:
         engine: ServingLaw | None = None,
         formats: Formats = MODEL_FORMATS,
         uneven: bool = False,
+        *,
+        skew: float | None = None,
     ) -> None:
+        """``skew`` is that of the popularity of experts; by default the engine's, or even choices."""
+        if skew is None:
+            skew = 0.0 if engine is None else engine.routing_skew
         self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
         self.lengths, self.engine, self.uneven = lengths, engine, uneven
         self.kernels = Kernels(
@@ -72,7 +77,7 @@ class TableBuilder:
                 self.points,
                 tokens_per_sequence=1 if last else self.lengths.tokens,
                 sequences_per_rank=self.lengths.sequences,
-                skew=0.0 if self.engine is None else self.engine.routing_skew,
+                skew=skew,
             )
             for last in (False, True)
         }
@@ -169,17 +174,20 @@ class TableBuilder:
             self.points.in_node[step.axis],
         )
 
-    def component(self, block: Block, *, priced: bool = True) -> Component:
-        """Factors and bytes of one block; without factors unless ``priced``."""
-        last = block is self.graph.epilogue
-        work = WorkModel(
+    def work(self, block: Block) -> WorkModel:
+        """What prices the computation of a block's ops."""
+        return WorkModel(
             kernels=self.kernels,
             workload=self.workload,
             lengths=self.lengths,
             points=self.points,
-            amounts=self._amounts[last],
+            amounts=self._amounts[block is self.graph.epilogue],
             merged=merged_products(block) if self.kernels.merges else {},
         )
+
+    def component(self, block: Block, *, priced: bool = True) -> Component:
+        """Factors and bytes of one block; without factors unless ``priced``."""
+        last, work = block is self.graph.epilogue, self.work(block)
         factors: list[Factor] = []
         weights: dict[int, FloatArray] = {}
         kv: dict[int, FloatArray] = {}
@@ -207,15 +215,28 @@ class TableBuilder:
             factors.append(Factor(variables=(), table=seconds, label="engine", what="host"))
         return Component(name=block.name, factors=tuple(factors), weights=tuple(weights.items()), kv=tuple(kv.items()))
 
+    def compute(self, block: Block, op: FusedOp) -> Factor:
+        """Seconds of an op's own computation, over its choice (if it has one)."""
+        v = self._index.get(choice_key(self.graph, block, op))
+        offered = options(block, op)
+        listed = list(offered) if v is None else [self._option(offered, c) for c in self.variables[v].choices]
+        return self._compute(op, v, listed, self.work(block))
+
+    @staticmethod
+    def _compute(op: FusedOp, v: int | None, listed: Sequence[Option], work: WorkModel) -> Factor:
+        if v is None:
+            seconds = work.seconds(op, listed[0] if listed else None)
+            return Factor(variables=(), table=seconds, label=op.name, what=op.kind)
+        table = np.stack([work.seconds(op, o) for o in listed], 1)
+        return Factor(variables=(v,), table=table, label=op.name, what=op.kind)
+
     def _op_factors(
         self, op: FusedOp, v: int | None, listed: Sequence[Option], work: WorkModel, *, last: bool
     ) -> list[Factor]:
         """Seconds of an op's own computation and internal collectives, over its choice (if it has one)."""
+        found = [self._compute(op, v, listed, work)]
         if v is None:
-            seconds = work.seconds(op, listed[0] if listed else None)
-            return [Factor(variables=(), table=seconds, label=op.name, what=op.kind)]
-        compute = np.stack([work.seconds(op, o) for o in listed], 1)
-        found = [Factor(variables=(v,), table=compute, label=op.name, what=op.kind)]
+            return found
         inside = np.stack([self._steps_s(o.internal, last=last) for o in listed], 1)
         if inside.any():
             found.append(Factor(variables=(v,), table=inside, label=op.name, what="collective"))
@@ -259,7 +280,7 @@ class TableBuilder:
         if not flat.any():
             return None
         table = np.moveaxis(flat.reshape(*shape, len(self.points)), -1, 0)
-        return Factor(variables=order, table=table, label=name, what="collective", classes=classes)
+        return Factor(variables=order, table=table, label=name, what="collective", classes=classes, moves=True)
 
     def _moves_s(self, moves: TensorMoves, ends: Ends | None, *, last: bool, joins: bool) -> FloatArray:
         """Seconds of a tensor's moves at every point, `ILLEGAL_S` where no rule allows them."""

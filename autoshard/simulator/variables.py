@@ -45,7 +45,8 @@ class Factor:
     """Seconds over ``[points, *classes of variables]``; ``label`` says which op or tensor and ``what`` kind of time.
 
     ``classes`` says, per variable, which column of its axis each option has: options that this factor cannot tell
-    apart (both need the tensor whole, say) share one. Empty: every option has its own.
+    apart (both need the tensor whole, say) share one. Empty: every option has its own. ``moves`` tells a tensor's way
+    between ops from the collectives inside one op.
     """
 
     variables: tuple[int, ...]
@@ -53,6 +54,7 @@ class Factor:
     label: str
     what: str
     classes: tuple[tuple[int, ...], ...] = ()
+    moves: bool = False
 
     def at(self, point: IntArray, dims: IntArray) -> FloatArray:
         """Seconds of strategies ``(point [m], dims [m, all variables])``."""

@@ -40,7 +40,7 @@ class ModelJob(BaseModel):
 
 
 class Job(BaseModel):
-    """What one launch does."""
+    """What one launch does: cases are compared with the unsharded model, or, with ``passes``, timed that often."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,3 +48,4 @@ class Job(BaseModel):
     dtypes: tuple[str, ...] = ("float32", "float64")
     device: str = "cpu"
     timeout_s: float = 120.0
+    passes: int | None = None

@@ -10,6 +10,7 @@ import faulthandler
 import importlib
 import json
 import os
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -110,6 +111,35 @@ class Rank:
         found = {"errors": errors, "traffic": traffic, "parameter_bytes": parameter_bytes(model)}
         return {**found, "routing": whole.routing} if strategy.exchange else found
 
+    def time(self, whole: Unsharded, case: Case, passes: int) -> dict[str, Any]:
+        """Seconds of every step of every pass on this rank (all begin together), and the worst error of the logits."""
+        graph, strategy = whole.job.graph, case.strategy
+        mesh, axes = self.mesh(graph, strategy, whole.device)
+        model = apply(whole.copy(), graph, strategy, mesh)
+        share = whole.job.sequences // strategy.degrees.dp
+        mine = slice(axes["dp"].coordinate * share, (axes["dp"].coordinate + 1) * share)
+        seconds: list[list[float]] = []
+        worst = 0.0
+        for _ in range(passes):
+            cache = new_cache(model)
+            seconds.append([])
+            for step, ids in enumerate(whole.ids):
+                dist.barrier()
+                synchronise(whole.device)
+                start = time.perf_counter()
+                logits = next_logits(model, ids[mine], cache)
+                synchronise(whole.device)
+                seconds[-1].append(time.perf_counter() - start)
+                if logits is not None:
+                    worst = max(worst, relative_error(logits, whole.reference[step][mine]))
+        return {"seconds": seconds, "error": worst}
+
+
+def synchronise(device: str) -> None:
+    """Wait for what a GPU was given to do."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
 
 def forget(model: nn.Module) -> None:
     """Overwrite all parameters: what is right afterwards was loaded."""
@@ -167,10 +197,13 @@ def hook(name: str | None) -> AbstractContextManager[Any]:
     return made
 
 
-def attempt(rank: Rank, whole: Unsharded, case: Case) -> dict[str, Any]:
-    """A case's result; an exception is a result too: the launch goes on, all ranks fail alike, and the parent tells."""
+def attempt(rank: Rank, whole: Unsharded, case: Case, passes: int | None = None) -> dict[str, Any]:
+    """A case's result, timed where passes are asked for.
+
+    An exception is a result too: the launch goes on, all ranks fail alike, and the parent tells.
+    """
     try:
-        return rank.run(whole, case)
+        return rank.run(whole, case) if passes is None else rank.time(whole, case, passes)
     except Exception as error:
         if os.environ.get("AUTOSHARD_DEBUG"):
             traceback.print_exc()
@@ -186,7 +219,7 @@ def work(job: Job, device: str) -> list[dict[str, Any]]:
             whole = Unsharded(model, dtype, device)
             for case in model.cases:
                 with hook(case.hook):
-                    results.append(attempt(rank, whole, case))
+                    results.append(attempt(rank, whole, case, job.passes))
     return results
 
 

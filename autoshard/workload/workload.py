@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from autoshard.errors import InvalidInputError
 from autoshard.units import DTYPE_BYTES, MS
+from autoshard.workload.effects import check_effects
 
 Phase = Literal["decode", "prefill", "serve"]
 
@@ -42,7 +43,7 @@ class Workload:
     limits in milliseconds; ``dtype`` is that of weights and matrix products, ``kv_dtype`` that of the KV cache (aliases
     such as ``bf16`` are stored under their torch names). ``osl`` (needed there, as ``isl`` is), ``concurrency``
     (requests in flight over the whole cluster) and ``engine`` (whose kernels and host overhead are assumed) are for
-    phase ``serve``.
+    phase ``serve``. ``effects`` are the costs that are not additive (`autoshard.workload.effects`), none by default.
 
     Raises:
         InvalidInputError: on creation, one line with the rule and the value.
@@ -58,6 +59,7 @@ class Workload:
     kv_dtype: str = "bfloat16"
     concurrency: int | None = None
     engine: str | None = None
+    effects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.phase not in get_args(Phase):
@@ -75,6 +77,7 @@ class Workload:
         self._check_phase()
         object.__setattr__(self, "dtype", normalise_dtype(self.dtype))
         object.__setattr__(self, "kv_dtype", normalise_dtype(self.kv_dtype))
+        object.__setattr__(self, "effects", check_effects(self.effects, self.phase))
 
     def _check_phase(self) -> None:
         """Raise InvalidInputError for what the phase needs and lacks, or has and does not mean."""

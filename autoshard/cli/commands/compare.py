@@ -7,7 +7,7 @@ import typer
 from autoshard.cli import options as o
 from autoshard.cli.model import traced
 from autoshard.cli.terminal import progress, show, show_json
-from autoshard.workload import Workload
+from autoshard.workload import Workload, parse_effects
 
 
 def compare(
@@ -24,6 +24,7 @@ def compare(
     tpot_ms: o.TpotMs = None,
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
+    effects: o.Effects = None,
     budget: o.Budget = 4000,
     pin: o.Pin = None,
     fix: o.Fix = None,
@@ -38,6 +39,7 @@ def compare(
         tpot_ms=tpot_ms,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        effects=parse_effects(effects),
     )
     names = [m.strip() for m in methods.split(",") if m.strip()]
     with progress() as tell:

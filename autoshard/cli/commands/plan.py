@@ -10,7 +10,7 @@ from autoshard.cli import options as o
 from autoshard.cli.model import use_working_directory
 from autoshard.cli.output_path import check_writable
 from autoshard.cli.terminal import progress, show, show_json, warn
-from autoshard.workload import Workload
+from autoshard.workload import Workload, parse_effects
 
 
 def plan(
@@ -26,6 +26,7 @@ def plan(
     tpot_ms: o.TpotMs = None,
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
+    effects: o.Effects = None,
     search: Annotated[
         str, typer.Option(help="rl, exact, rl-paper, megatron, anneal, mcmc, evolution, walk or random.")
     ] = "rl",
@@ -54,6 +55,7 @@ def plan(
         tpot_ms=tpot_ms,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        effects=parse_effects(effects),
     )
     if output is not None:
         check_writable(output)

@@ -5,7 +5,7 @@ import time
 from autoshard.cli import options as o
 from autoshard.cli.model import traced
 from autoshard.cli.terminal import progress, show, show_json
-from autoshard.workload import Workload
+from autoshard.workload import Workload, parse_effects
 
 
 def simulate(
@@ -23,6 +23,7 @@ def simulate(
     tpot_ms: o.TpotMs = None,
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
+    effects: o.Effects = None,
     allow_uneven: o.AllowUneven = False,
     json: o.Json = False,
 ) -> None:
@@ -42,6 +43,7 @@ def simulate(
         tpot_ms=tpot_ms,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        effects=parse_effects(effects),
     )
     with progress() as tell:
         tell("importing torch")

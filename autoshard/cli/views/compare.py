@@ -16,7 +16,19 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     head = grid()
     head.add_row("space", f"{data['model']} on {data['cluster']}: {data['degree_points']:,} degree points that fit")
     exact = data["exact"]
-    head.add_row("optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s")
+    if data["effects"]:
+        head.add_row("effects", ", ".join(data["effects"]))
+    if exact["is_bound"]:
+        bound = exact["bound_tokens_per_s_per_gpu"]
+        head.add_row("bound", f"{bound:,.2f} tokens/s/GPU, which no strategy exceeds, in {exact['seconds']:.1f} s")
+        best = data["best_known_tokens_per_s_per_gpu"]
+        below = numbers.share(1 - best / bound)
+        head.add_row("best known", f"{best:,.2f} tokens/s/GPU, {below} below the bound; regret is against it")
+        head.add_row("exact", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU with the best it was led to")
+    else:
+        head.add_row(
+            "optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s"
+        )
     head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its strategies)")
     yield head
     yield ""

@@ -57,6 +57,8 @@ def workload_text(workload: Mapping[str, Any]) -> str:
         parts.append(f"as {workload['engine'] or DEFAULT_ENGINE} runs it")
     parts += [f"{n.upper()} <= {workload[f'{n}_ms']:g} ms" for n in ("ttft", "tpot") if workload[f"{n}_ms"] is not None]
     parts.append(f"{workload['dtype']} weights, {workload['kv_dtype']} KV")
+    if workload["effects"]:
+        parts.append(f"with {', '.join(workload['effects'])}")
     return ", ".join(parts)
 
 
@@ -119,7 +121,8 @@ def _search(data: Mapping[str, Any]) -> RenderableType:
     if search["exact_tokens_per_s_per_gpu"] is not None:
         rate = f"{search['exact_tokens_per_s_per_gpu']:,.2f} tokens/s/GPU"
         if search["exact_is_bound"]:
-            table.add_row("bound", f"{rate} (mixed serving: no strategy exceeds it, none is known to reach it)")
+            why = "effects" if data["workload"]["effects"] else "mixed serving"
+            table.add_row("bound", f"{rate} ({why}: no strategy exceeds it, none is known to reach it)")
         else:
             table.add_row("optimum", f"{rate} (proven over the whole space)")
     by_exact = "the best that exact found" if search["exact_is_bound"] else "the proven optimum"

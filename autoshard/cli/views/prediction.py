@@ -28,6 +28,8 @@ def rates(predicted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     each = predicted["tokens_per_s_per_gpu"]
     beside = "" if abs(used - each) < 1e-9 * used else f" ({used:,.1f} per used GPU)"
     yield "throughput", f"{each:,.1f} tokens/s/GPU{beside}, {predicted['tokens_per_s']:,.0f} tokens/s in all"
+    if predicted.get("two_batch") is not None:
+        yield "batches", "two halves, overlapped" if predicted["two_batch"] else "one: two halves would be slower"
     if predicted["tpot_s"] is not None:
         per_user = predicted["tokens_per_s_per_user"]
         yield "TPOT", f"{numbers.seconds(predicted['tpot_s'])}  ({per_user:.1f} tokens/s/user)"
