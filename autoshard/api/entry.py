@@ -34,6 +34,7 @@ def autoshard(
     allow_uneven: bool = False,
     warm_start: str | Path | None = None,
     save_policy: str | Path | None = None,
+    state: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Find a sharding plan for serving ``model`` on ``cluster``.
@@ -58,6 +59,7 @@ def autoshard(
             layers may always be uneven.
         warm_start: File of a policy that ``rl`` or ``rl-paper`` starts from, saved on any model, cluster or workload.
         save_policy: Where the search writes the policy that it trained longest.
+        state: File in which the search keeps every score, so that an interrupted one continues to the same result.
         progress: Is told, in a few words, each step that begins.
 
     Returns:
@@ -97,6 +99,7 @@ def autoshard(
         polish=polish,
         warm_start=None if warm_start is None else Path(warm_start),
         save_policy=None if save_policy is None else Path(save_policy),
+        state=None if state is None else Path(state),
     )
     progress("writing down the plan")
     even = stages == EVEN

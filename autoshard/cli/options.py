@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,10 @@ AllowUneven = Annotated[
     bool, typer.Option("--allow-uneven", help="Fill up heads and widths that do not divide with zeros.")
 ]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
+State = Annotated[
+    Path | None,
+    typer.Option(help="Keep what was searched in this file; an interrupted search continues there to the same result."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 CLUSTER = "H100x64"

@@ -6,6 +6,7 @@ import typer
 
 from autoshard.cli import options as o
 from autoshard.cli.model import traced
+from autoshard.cli.output_path import check_writable
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload
 
@@ -27,6 +28,7 @@ def compare(
     budget: o.Budget = 4000,
     pin: o.Pin = None,
     fix: o.Fix = None,
+    state: o.State = None,
     json: o.Json = False,
 ) -> None:
     """Run all searches in the same space and compare them with the proven optimum."""
@@ -40,6 +42,8 @@ def compare(
         kv_dtype=kv_dtype,
     )
     names = [m.strip() for m in methods.split(",") if m.strip()]
+    if state is not None:
+        check_writable(state)
     with progress() as tell:
         tell("importing torch")
         from autoshard.api.compare import check_runs
@@ -54,7 +58,7 @@ def compare(
         check_degrees(graph, fixed)
         tell(f"building the cost tables of {where.name}")
         simulator = make_simulator(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
-        data = run_all(simulator, methods=names, seeds=seeds, budget=budget, progress=tell)
+        data = run_all(simulator, methods=names, seeds=seeds, budget=budget, state=state, progress=tell)
     if json:
         show_json(data)
         return

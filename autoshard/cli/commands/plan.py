@@ -38,6 +38,7 @@ def plan(
     allow_uneven: o.AllowUneven = False,
     warm_start: Annotated[Path | None, typer.Option(help="A saved policy that rl starts from.")] = None,
     save_policy: Annotated[Path | None, typer.Option(help="Write the policy that rl trained longest here.")] = None,
+    state: o.State = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -59,6 +60,8 @@ def plan(
         check_writable(output)
     if save_policy is not None:
         check_writable(save_policy)
+    if state is not None:
+        check_writable(state)
     with progress() as tell:
         tell("importing torch")
         from autoshard.api.describe import describe_plan
@@ -79,6 +82,7 @@ def plan(
             allow_uneven=allow_uneven,
             warm_start=warm_start,
             save_policy=save_policy,
+            state=state,
             progress=tell,
         )
     data = describe_plan(found.data)
