@@ -24,6 +24,7 @@ from autoshard.hardware import Cluster
 from autoshard.plan import PlanData, PredictedTerm
 from autoshard.search.exact import ExactSearch
 from autoshard.sharding import Degrees
+from autoshard.sharding.wider import wider_parts
 from autoshard.simulator import Simulator
 
 NUM_TERMS = 12
@@ -106,6 +107,7 @@ def _at(
         fixed=degrees_dict(degrees),
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
@@ -116,7 +118,13 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in KEYS}
     simulator = Simulator(
-        plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages, uneven=plan.strategy.uneven
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=fixed,
+        stages=plan.strategy.stages,
+        uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
@@ -136,6 +144,7 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
         fixed=degrees_dict(plan.degrees),
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     values = ExactSearch(unlimited).option_values(0)
     best = max((v for options in values for v in options if v is not None), default=None)
@@ -164,7 +173,14 @@ def _next_best(
         return None
     named = plan.alternatives[number - 1]
     degrees = Degrees(**named.degrees)
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), uneven=plan.strategy.uneven)
+    simulator = Simulator(
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=degrees_dict(degrees),
+        uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
+    )
     found = ExactSearch(simulator).best_at(0)
     if found is None:
         return None

@@ -88,6 +88,7 @@ def simulate(
     fixed: Mapping[str, int],
     pinned: Mapping[str, Choice],
     uneven: bool = False,
+    wider: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Predict one strategy, feasible or not.
 
@@ -102,7 +103,7 @@ def simulate(
     held = degrees_dict(degrees)
     if workload.concurrency is not None:
         held.pop("batch")
-    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices, uneven=uneven)
+    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices, uneven=uneven, wider=wider)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     dims = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
     predicted = predict(simulator, 0, dims)

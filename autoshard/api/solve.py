@@ -114,9 +114,12 @@ def make_simulator(
     pinned: Mapping[str, Choice] | None = None,
     stages: tuple[int, ...] = (),
     uneven: bool = False,
+    wider: tuple[str, ...] = (),
 ) -> Simulator:
     """A simulator, or NoFeasiblePlanError with the smallest relaxation when nothing fits in memory."""
-    simulator = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages, uneven=uneven)
+    simulator = Simulator(
+        graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages, uneven=uneven, wider=wider
+    )
     if not simulator.any_fits:
         raise NoFeasiblePlanError(memory_message(simulator))
     return simulator

@@ -28,6 +28,7 @@ def compare(
     budget: o.Budget = 4000,
     pin: o.Pin = None,
     fix: o.Fix = None,
+    space: o.Space = None,
     state: o.State = None,
     json: o.Json = False,
 ) -> None:
@@ -48,16 +49,19 @@ def compare(
         tell("importing torch")
         from autoshard.api.compare import check_runs
         from autoshard.api.compare import compare as run_all
-        from autoshard.api.pins import check_degrees, parse_fix, parse_pin, pins_for
+        from autoshard.api.pins import check_degrees, parse_fix, parse_pin, parse_space, pins_for
         from autoshard.api.solve import make_simulator
         from autoshard.hardware import parse_cluster
 
         check_runs(names, seeds=seeds, budget=budget)
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        wider = parse_space(space)
         graph = traced(model, tell)
         check_degrees(graph, fixed)
         tell(f"building the cost tables of {where.name}")
-        simulator = make_simulator(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned))
+        simulator = make_simulator(
+            graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned, wider), wider=wider
+        )
         data = run_all(simulator, methods=names, seeds=seeds, budget=budget, state=state, progress=tell)
     if json:
         show_json(data)

@@ -36,6 +36,7 @@ def plan(
     stages: o.Stages = None,
     polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
     allow_uneven: o.AllowUneven = False,
+    space: o.Space = None,
     warm_start: Annotated[Path | None, typer.Option(help="A saved policy that rl starts from.")] = None,
     save_policy: Annotated[Path | None, typer.Option(help="Write the policy that rl trained longest here.")] = None,
     state: o.State = None,
@@ -83,6 +84,7 @@ def plan(
             warm_start=warm_start,
             save_policy=save_policy,
             state=state,
+            space=space,
             progress=tell,
         )
     data = describe_plan(found.data)

@@ -24,6 +24,7 @@ def simulate(
     dtype: o.Dtype = "bf16",
     kv_dtype: o.KvDtype = "bf16",
     allow_uneven: o.AllowUneven = False,
+    space: o.Space = None,
     json: o.Json = False,
 ) -> None:
     """Predict one strategy: every term of its time and memory.
@@ -45,13 +46,15 @@ def simulate(
     )
     with progress() as tell:
         tell("importing torch")
-        from autoshard.api.pins import parse_fix, parse_pin, pins_for
+        from autoshard.api.pins import parse_fix, parse_pin, parse_space, pins_for
         from autoshard.api.simulate import simulate as predict
         from autoshard.hardware import parse_cluster
 
         fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        wider = parse_space(space)
         graph = traced(model, tell)
-        data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned), uneven=allow_uneven)
+        pins = pins_for(graph, pinned, wider)
+        data = predict(graph, where, workload, fixed=fixed, pinned=pins, uneven=allow_uneven, wider=wider)
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)
