@@ -10,6 +10,7 @@ from autoshard.cli.commands import (
     frontier,
     models,
     plan,
+    reshard,
     simulate,
     size,
     trace,
@@ -31,6 +32,7 @@ app.command()(simulate.simulate)
 app.command()(check.check)
 app.command()(frontier.frontier)
 app.command()(size.size)
+app.command()(reshard.reshard)
 app.command()(compare.compare)
 app.command()(explain.explain)
 app.command()(export.export)

@@ -48,6 +48,13 @@ def mean_window_context(window: int, tokens: float) -> float:
     return window - window**2 / (2.0 * tokens)
 
 
+def element_bytes(workload: Workload, param: Param, *, quantised: bool) -> float:
+    """Bytes of an element: of the workload's dtype if ``quantised``, else of the model's, at most 16 bits wide."""
+    if quantised and param.role in ("weight", "slice"):
+        return dtype_bytes(workload.dtype)
+    return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
     """Prices the computation of fused ops in one pass of a workload, by a device's kernels, at given points.
@@ -246,13 +253,8 @@ class WorkModel:
                     continue
                 whole = param.shape[s.dim]
                 held = held / whole * self._part(whole, s.axis, s.packed, s.grain)
-            total += held * self._element_bytes(param, quantised=quantised)
+            total += held * element_bytes(self.workload, param, quantised=quantised)
         return total
-
-    def _element_bytes(self, param: Param, *, quantised: bool) -> float:
-        if quantised and param.role in ("weight", "slice"):
-            return dtype_bytes(self.workload.dtype)
-        return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
 
     def kv_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Bytes of the KV cache or state of one instance on one rank, over all microbatches in flight.
