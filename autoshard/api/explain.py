@@ -9,7 +9,7 @@ Limits on the step are left aside there: at a held batch a slower choice may mis
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from autoshard.search.exact import ExactSearch
 from autoshard.sharding import Degrees
 from autoshard.sharding.wider import wider_parts
 from autoshard.simulator import Simulator
+from autoshard.simulator.edges import edges
 
 NUM_TERMS = 12
 """Terms of a difference that are listed one by one."""
@@ -36,8 +37,9 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None, alternative: int 
 
     ``terms`` maps ``"<part>/<op> <kind>"`` to seconds and sums to ``step_s``; ``kinds`` sums them by kind. ``choices``
     maps every op with a choice to what is taken and, per option, the best rate with it held relative to the best rate
-    at these degrees (None and a reason where it is not possible). ``next_best`` opens other degrees (by
-    default the best) into the terms that differ most, in seconds of a step for the same number of tokens.
+    at these degrees (None and a reason where it is not possible). ``collectives`` has the algorithm of every edge.
+    ``next_best`` opens other degrees (by default the best) into the terms that differ most, in seconds of a step for
+    the same number of tokens.
 
     Raises:
         PlanMismatchError: when the cluster is not the one planned for.
@@ -60,6 +62,7 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None, alternative: int 
         "kinds": _kinds(predicted.terms),
         "binding": list(_binding(plan, where)),
         "choices": _choices(plan, simulator, dims),
+        "collectives": [asdict(edge) for edge in edges(simulator, 0, dims)],
         "next_best": _next_best(plan, where, alternative, predicted.tokens_per_s_per_gpu, predicted.terms),
     }
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from autoshard.sharding.legality import expert_counts
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.sharding.placements import paddings
 from autoshard.simulator import Simulator
+from autoshard.simulator.edges import edges
 from autoshard.units import GIB, MS
 from autoshard.workload import Workload
 
@@ -124,6 +126,7 @@ def simulate(
         "predicted": predicted.model_dump(mode="json", exclude={"terms"}),
         "capacity_bytes": simulator.capacity_bytes,
         "terms": terms,
+        "collectives": [asdict(edge) for edge in edges(simulator, 0, dims)],
     }
 
 

@@ -38,6 +38,9 @@ AllowUneven = Annotated[
     bool, typer.Option("--allow-uneven", help="Fill up heads and widths that do not divide with zeros.")
 ]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
+Collectives = Annotated[
+    str, typer.Option(help="fastest of the library's and engines' own per edge, or library (NCCL's own choice) alone.")
+]
 Space = Annotated[
     str | None, typer.Option(help="Search a part of the wider space as well (kv-sequence); such plans do not run yet.")
 ]

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from autoshard.cli import options as o
-from autoshard.cli.model import traced
+from autoshard.cli.model import traced, with_collectives
 from autoshard.cli.output_path import check_writable
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload
@@ -29,6 +29,7 @@ def compare(
     pin: o.Pin = None,
     fix: o.Fix = None,
     space: o.Space = None,
+    collectives: o.Collectives = "fastest",
     state: o.State = None,
     json: o.Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def compare(
         from autoshard.hardware import parse_cluster
 
         check_runs(names, seeds=seeds, budget=budget)
-        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(with_collectives(cluster, collectives))
         wider = parse_space(space)
         graph = traced(model, tell)
         check_degrees(graph, fixed)

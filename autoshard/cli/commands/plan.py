@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autoshard.cli import options as o
-from autoshard.cli.model import use_working_directory
+from autoshard.cli.model import use_working_directory, with_collectives
 from autoshard.cli.output_path import check_writable
 from autoshard.cli.terminal import progress, show, show_json, warn
 from autoshard.workload import Workload
@@ -37,6 +37,7 @@ def plan(
     polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
     allow_uneven: o.AllowUneven = False,
     space: o.Space = None,
+    collectives: o.Collectives = "fastest",
     warm_start: Annotated[Path | None, typer.Option(help="A saved policy that rl starts from.")] = None,
     save_policy: Annotated[Path | None, typer.Option(help="Write the policy that rl trained longest here.")] = None,
     state: o.State = None,
@@ -71,7 +72,7 @@ def plan(
         use_working_directory(model)
         found = autoshard(
             model,
-            cluster,
+            with_collectives(cluster, collectives),
             workload,
             search=search,
             budget=budget,

@@ -3,7 +3,7 @@
 import time
 
 from autoshard.cli import options as o
-from autoshard.cli.model import traced
+from autoshard.cli.model import traced, with_collectives
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload
 
@@ -25,6 +25,7 @@ def simulate(
     kv_dtype: o.KvDtype = "bf16",
     allow_uneven: o.AllowUneven = False,
     space: o.Space = None,
+    collectives: o.Collectives = "fastest",
     json: o.Json = False,
 ) -> None:
     """Predict one strategy: every term of its time and memory.
@@ -50,7 +51,7 @@ def simulate(
         from autoshard.api.simulate import simulate as predict
         from autoshard.hardware import parse_cluster
 
-        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(with_collectives(cluster, collectives))
         wider = parse_space(space)
         graph = traced(model, tell)
         pins = pins_for(graph, pinned, wider)
