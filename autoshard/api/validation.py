@@ -79,9 +79,9 @@ def validate(
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
+    if isinstance(subject, Plan):
+        check_runs(subject.graph, subject.strategy)
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
-    if graph is not None and strategy is not None:
-        check_runs(graph, strategy)
     tiers = []
     if graph is not None and strategy is not None:
         progress(f"running {source.name} at full size on meta tensors")
