@@ -92,6 +92,8 @@ def _facts(sim: Simulator) -> Iterator[object]:
         sim.stages,
         sim.uneven,
     )
+    # Whatever flags a simulator has: they may change scores without changing a table.
+    yield sorted((name, value) for name, value in vars(sim).items() if isinstance(value, bool | int | float | str))
     p = sim.points
     yield from (p.pp, p.dp, p.tp, p.ep, p.etp, p.sequences, p.microbatches, p.replicas)
     for variable in sim.variables:
