@@ -102,6 +102,18 @@ COLUMNS = (
     "kv < tp",
 )
 
+SIMULATED = (
+    "## Simulated only",
+    "",
+    "Parts of the [wider space](wider-space.md): priced, searched if asked for, and run nowhere yet.",
+    "",
+    "|part|how it is asked for|`apply`|`validate`|`export`|",
+    "|---|---|---|---|---|",
+    "|KV cache split over its tokens (Helix)|`--space kv-sequence`|refused|refused|refused|",
+    "|layouts for prompts and answers in turn (Seesaw)|`autoshard reshard`|no plan|no plan|no plan|",
+)
+"""What has no row: nothing of it runs. (Cells without spaces beside them are no rows to `written`.)"""
+
 TEXT = """# What runs, and how exactly
 
 Written by `python docs/make_compatibility.py`: do not edit. Each architecture, built small with random weights, runs a
@@ -250,6 +262,7 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(shown) + " |"
     yield ""
     yield from (f"- {letter}: {reason[1:-1]}" for reason, letter in letters.items())
+    yield from ("", *SIMULATED)
 
 
 def written(text: str) -> dict[str, dict[str, str]]:

@@ -3,11 +3,13 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from autoshard.api.solve import ALGORITHMS, no_plan_message, regret_to, run_search
+from autoshard.api.solve import ALGORITHMS, no_plan_message, regret_to, resumable_search
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.search.relaxed import certify
+from autoshard.search.state import SearchState
 from autoshard.simulator import Simulator
 
 SEEDLESS = ("exact", "megatron")
@@ -33,6 +35,7 @@ def compare(
     methods: Sequence[str] = ALGORITHMS,
     seeds: int = 10,
     budget: int = 4000,
+    state: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run every method ``seeds`` times; regret is ``1 - value / optimum``, clipped at 0 (1 if it found nothing).
@@ -40,12 +43,15 @@ def compare(
     Where the workload has effects, ``exact`` is the best candidate that additive searches lead to, beside its bound;
     regret is then against the best that any run or ``exact`` found, and ``gap_to_bound`` against the bound.
 
+    ``state`` is a file that keeps what has run, so that an interrupted comparison goes on where it was.
+
     Raises:
-        InvalidInputError: for an unknown method, or no seed or call.
+        InvalidInputError: for an unknown method, no seed or call, or another problem's state.
         NoFeasiblePlanError: when no strategy meets the limits (proven).
     """
     check_runs(methods, seeds=seeds, budget=budget)
     num_devices = simulator.cluster.num_devices
+    kept = None if state is None else SearchState(state, simulator)
     progress("exact")
     start = time.perf_counter()
     exact = certify(simulator)
@@ -61,9 +67,8 @@ def compare(
             if method == "exact":
                 rate, calls, seconds = optimum, 0, exact_s
             else:
-                start = time.perf_counter()
-                _, result = run_search(simulator, method, budget=budget, seed=seed)
-                rate, calls, seconds = result.throughput, result.calls, time.perf_counter() - start
+                _, result, seconds = resumable_search(simulator, method, budget=budget, seed=seed, state=kept)
+                rate, calls = result.throughput, result.calls
             rates[method].append({"seed": seed, "tokens_per_s_per_gpu": rate, "calls": calls, "seconds": seconds})
     bound = exact.bound / num_devices
     best = optimum

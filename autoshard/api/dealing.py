@@ -59,6 +59,7 @@ def balance(even: Dealt) -> Dealt:
         formats=sim.formats,
         stages=counts,
         uneven=sim.uneven,
+        wider=sim.wider,
     )
     at = np.flatnonzero(balanced.points.batch == degrees.batch)
     if not len(at):

@@ -11,6 +11,7 @@ from autoshard.plan import PlanData
 from autoshard.sharding import Choice, Strategy, mesh_of
 from autoshard.sharding.legality import axis_sizes, choice_key, choice_keys, model_choices, option_illegal
 from autoshard.sharding.space import expands_latent_of, free_ops, never_offered, options
+from autoshard.sharding.wider import wider_parts
 
 
 def describe_plan(plan: PlanData) -> dict[str, Any]:
@@ -62,6 +63,8 @@ def describe_plan(plan: PlanData) -> dict[str, Any]:
 
 def _warnings(plan: PlanData) -> Iterator[str]:
     """What a plan is silent about."""
+    for part in wider_parts(plan.graph, plan.strategy):
+        yield f"this plan is simulated only: {part} has no code that runs it, so apply, validate and export refuse it"
     source, workload = plan.model.source or {}, plan.workload
     limit = position_limit({**(source.get("whole") or {}), **(source.get("config") or {})})
     tokens = workload.cached_tokens_per_sequence
@@ -79,6 +82,7 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
     """
     sizes = axis_sizes(mesh_of(graph, strategy.degrees))
     keys = choice_keys(graph)
+    wider = wider_parts(graph, strategy)
     own = model_choices(graph, sizes, pp=strategy.degrees.pp)
     found = {key: _offered(key.partition("/")[2], reasons) for key, reasons in own.items()}
     for block in graph.components():
@@ -88,7 +92,7 @@ def legal_choices(graph: OpGraph, strategy: Strategy) -> dict[str, dict[str, Any
                 continue
             reasons = {
                 o.choice: option_illegal(o, sizes, strategy.residual, op, uneven=strategy.uneven)
-                for o in options(block, op)
+                for o in options(block, op, wider)
             }
             reasons |= dict(never_offered(block, op))
             found[key] = _offered(op.kind, reasons)

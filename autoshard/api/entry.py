@@ -7,7 +7,7 @@ from typing import Any
 from autoshard.api.build_plan import build_plan
 from autoshard.api.dealing import as_solved, deal, fastest, others
 from autoshard.api.models import graph_of, source_of, written_source
-from autoshard.api.pins import check_degrees, check_stages, parse_fix, parse_pin, parse_stages, pins_for
+from autoshard.api.pins import check_degrees, check_stages, parse_fix, parse_pin, parse_space, parse_stages, pins_for
 from autoshard.api.plan import Plan
 from autoshard.api.solve import ALGORITHMS, make_simulator, solve
 from autoshard.errors import InvalidInputError
@@ -34,6 +34,8 @@ def autoshard(
     allow_uneven: bool = False,
     warm_start: str | Path | None = None,
     save_policy: str | Path | None = None,
+    state: str | Path | None = None,
+    space: str | Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Find a sharding plan for serving ``model`` on ``cluster``.
@@ -58,6 +60,9 @@ def autoshard(
             layers may always be uneven.
         warm_start: File of a policy that ``rl`` or ``rl-paper`` starts from, saved on any model, cluster or workload.
         save_policy: Where the search writes the policy that it trained longest.
+        state: File in which the search keeps every score, so that an interrupted one continues to the same result.
+        space: Parts of the wider space to search as well (`autoshard.sharding.wider`): ``"kv-sequence"``. Such a plan
+            is simulated only.
         progress: Is told, in a few words, each step that begins.
 
     Returns:
@@ -69,6 +74,7 @@ def autoshard(
         NoFeasiblePlanError: if nothing fits in memory and meets the limits, with the smallest change that would help.
     """
     fixed, pinned = parse_fix(fix), parse_pin(pin)
+    wider = parse_space(space)
     given = parse_stages(None if stages == EVEN else stages, fixed)
     if search not in ALGORITHMS:
         raise InvalidInputError(f"unknown search {search!r}; known are {', '.join(ALGORITHMS)}")
@@ -84,9 +90,10 @@ def autoshard(
         where,
         workload or Workload(),
         fixed=fixed,
-        pinned=pins_for(graph, pinned),
+        pinned=pins_for(graph, pinned, wider),
         stages=given,
         uneven=allow_uneven,
+        wider=wider,
     )
     progress(f"searching {len(simulator.points)} degree points")
     solution = solve(
@@ -97,6 +104,7 @@ def autoshard(
         polish=polish,
         warm_start=None if warm_start is None else Path(warm_start),
         save_policy=None if save_policy is None else Path(save_policy),
+        state=None if state is None else Path(state),
     )
     progress("writing down the plan")
     even = stages == EVEN

@@ -10,7 +10,7 @@ Where the workload has effects nothing is re-optimised: the other choices are he
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ from autoshard.plan import PlanData, PredictedTerm
 from autoshard.search.exact import ExactSearch
 from autoshard.search.relaxed import certify
 from autoshard.sharding import Degrees
+from autoshard.sharding.wider import wider_parts
 from autoshard.simulator import Simulator
+from autoshard.simulator.edges import edges
 
 NUM_TERMS = 12
 """Terms of a difference that are listed one by one."""
@@ -37,8 +39,9 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None, alternative: int 
 
     ``terms`` maps ``"<part>/<op> <kind>"`` to seconds and sums to ``step_s``; ``kinds`` sums them by kind. ``choices``
     maps every op with a choice to what is taken and, per option, the best rate with it held relative to the best rate
-    at these degrees (None and a reason where it is not possible). ``next_best`` opens other degrees (by
-    default the best) into the terms that differ most, in seconds of a step for the same number of tokens.
+    at these degrees (None and a reason where it is not possible). ``collectives`` has the algorithm of every edge.
+    ``next_best`` opens other degrees (by default the best) into the terms that differ most, in seconds of a step for
+    the same number of tokens.
 
     Raises:
         PlanMismatchError: when the cluster is not the one planned for.
@@ -61,6 +64,7 @@ def explain(plan: PlanData, *, cluster: Cluster | None = None, alternative: int 
         "kinds": _kinds(predicted.terms),
         "binding": list(_binding(plan, where)),
         "choices": _choices(plan, simulator, dims),
+        "collectives": [asdict(edge) for edge in edges(simulator, 0, dims)],
         "next_best": _next_best(plan, where, alternative, predicted.tokens_per_s_per_gpu, predicted.terms),
     }
 
@@ -108,6 +112,7 @@ def _at(
         fixed=degrees_dict(degrees),
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
@@ -118,7 +123,13 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in KEYS}
     simulator = Simulator(
-        plan.graph, cluster, plan.workload, fixed=fixed, stages=plan.strategy.stages, uneven=plan.strategy.uneven
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=fixed,
+        stages=plan.strategy.stages,
+        uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
@@ -138,6 +149,7 @@ def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dic
         fixed=degrees_dict(plan.degrees),
         stages=plan.strategy.stages,
         uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
     )
     additive = unlimited.effects is None
     values = ExactSearch(unlimited).option_values(0) if additive else _swapped(unlimited, dims)
@@ -180,7 +192,14 @@ def _next_best(
         return None
     named = plan.alternatives[number - 1]
     degrees = Degrees(**named.degrees)
-    simulator = Simulator(plan.graph, cluster, plan.workload, fixed=degrees_dict(degrees), uneven=plan.strategy.uneven)
+    simulator = Simulator(
+        plan.graph,
+        cluster,
+        plan.workload,
+        fixed=degrees_dict(degrees),
+        uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
+    )
     found = certify(simulator).dims
     if found is None:
         return None

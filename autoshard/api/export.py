@@ -14,6 +14,7 @@ from autoshard.errors import AutoshardError, InvalidInputError
 from autoshard.export import TARGETS, Export, Target
 from autoshard.hardware import Cluster, parse_cluster
 from autoshard.sharding import Strategy
+from autoshard.sharding.wider import check_runs
 
 MOST_REASONS = 3
 """Reasons given in one refusal."""
@@ -54,10 +55,11 @@ def export(
         progress: Is told what is being done.
 
     Raises:
-        InvalidInputError: for an unknown target, or a plan it cannot express: the reasons, the nearest plan that it can
-            and the predicted loss.
+        InvalidInputError: for an unknown target, a plan that is simulated only, or one that the target cannot express:
+            the reasons, the nearest plan that it can and the predicted loss.
     """
     target = target_of(to)
+    check_runs(plan.graph, plan.strategy)
     rules = None
     if to in engine_names():
         rules = engine_rules(to, plan.graph, _cluster(plan, cluster), plan.data.workload)

@@ -8,6 +8,7 @@ from autoshard.ir import OpGraph
 from autoshard.sharding import DISPATCH, RESIDUAL, Choice, degree_reasons, partition
 from autoshard.sharding.legality import choice_key, choice_keys, model_choices
 from autoshard.sharding.space import options
+from autoshard.sharding.wider import KV_SEQUENCE, WIDER, check_wider
 from autoshard.simulator import PINNABLE
 
 CHOICES: Mapping[str, Choice] = {"0": 0, "1": 1, "none": None, "null": None, "r": None, "-": None}
@@ -73,6 +74,15 @@ def parse_stages(stages: str | Sequence[int] | None, fixed: dict[str, int]) -> t
     return tuple(int(t) for t in texts)
 
 
+def parse_space(space: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Parts of the wider space from ``"kv-sequence"`` or names. Raises InvalidInputError for an unknown one."""
+    if space is None:
+        return ()
+    parts = tuple(p.strip() for p in space.split(",")) if isinstance(space, str) else tuple(space)
+    check_wider(parts, "decode")
+    return parts
+
+
 def check_stages(graph: OpGraph, stages: tuple[int, ...]) -> None:
     """Check a partition against the model. Raises InvalidInputError when its layers are not the model's."""
     if stages and sum(stages) != len(graph.layers):
@@ -83,8 +93,10 @@ def check_stages(graph: OpGraph, stages: tuple[int, ...]) -> None:
         )
 
 
-def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
+def pins_for(graph: OpGraph, pinned: Mapping[str, Choice], wider: Sequence[str] = ()) -> dict[str, Choice]:
     """Pinned choices by the keys of a model's strategies; a bare op name means that op in every block.
+
+    Choices may be of the parts ``wider`` of the wider space.
 
     Raises:
         InvalidInputError: for an op the model does not have, one without a choice of its own, or a choice it lacks.
@@ -93,7 +105,7 @@ def pins_for(graph: OpGraph, pinned: Mapping[str, Choice]) -> dict[str, Choice]:
     found: dict[str, Choice] = {}
     for name, choice in pinned.items():
         for key in _matching(graph, name, keys):
-            _check_offered(graph, key, choice, name)
+            _check_offered(graph, key, choice, name, wider)
             found[key] = choice
     return found
 
@@ -130,16 +142,19 @@ def _matching(graph: OpGraph, name: str, keys: tuple[str, ...]) -> tuple[str, ..
     raise InvalidInputError(f"cannot pin {name!r}: {graph.model_name} has no such op; ops are {', '.join(names)}{hint}")
 
 
-def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str) -> None:
+def _check_offered(graph: OpGraph, key: str, choice: Choice, name: str, wider: Sequence[str]) -> None:
     model = model_choices(graph, {"tp": 1, "ep": 1})
     if key in model:
         offered: set[Choice] = set(model[key])
+        beyond = False
     else:
         block, op = next((b, o) for b, o in graph.all_ops() if f"{b.name}/{o.name}" == key)
-        offered = {option.choice for option in options(block, op)}
+        offered = {option.choice for option in options(block, op, wider)}
+        beyond = choice in {option.choice for option in options(block, op, WIDER)}
     if choice not in offered:
         known = ", ".join("none" if c is None else str(c) for c in sorted(offered, key=str))
-        raise InvalidInputError(f"cannot pin {name}={choice}: the choices of {key} are {known}")
+        more = f"; {choice} is in the wider space: add --space {KV_SEQUENCE}" if beyond else ""
+        raise InvalidInputError(f"cannot pin {name}={choice}: the choices of {key} are {known}{more}")
 
 
 def _pairs(given: str | Mapping[str, object] | None, what: str, example: str) -> Iterable[tuple[str, object]]:

@@ -138,6 +138,7 @@ def changed(
                 fixed={k: v for k, v in simulator.fixed.items() if k != without},
                 pinned={k: v for k, v in simulator.pinned.items() if k != without},
                 uneven=simulator.uneven,
+                wider=simulator.wider,
             )
         except InvalidInputError:
             return None
@@ -161,7 +162,13 @@ def _freed(simulator: Simulator, works: Works) -> Iterator[str]:
 def replace_free(simulator: Simulator) -> Simulator | None:
     """The simulator with nothing fixed or pinned."""
     try:
-        return Simulator(simulator.graph, simulator.cluster, simulator.workload, uneven=simulator.uneven)
+        return Simulator(
+            simulator.graph,
+            simulator.cluster,
+            simulator.workload,
+            uneven=simulator.uneven,
+            wider=simulator.wider,
+        )
     except InvalidInputError:
         return None
 

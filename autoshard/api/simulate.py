@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from autoshard.sharding.legality import expert_counts
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.sharding.placements import paddings
 from autoshard.simulator import Simulator
+from autoshard.simulator.edges import edges
 from autoshard.units import GIB, MS
 from autoshard.workload import Workload
 
@@ -88,6 +90,7 @@ def simulate(
     fixed: Mapping[str, int],
     pinned: Mapping[str, Choice],
     uneven: bool = False,
+    wider: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Predict one strategy, feasible or not.
 
@@ -102,7 +105,7 @@ def simulate(
     held = degrees_dict(degrees)
     if workload.concurrency is not None:
         held.pop("batch")
-    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices, uneven=uneven)
+    simulator = Simulator(graph, cluster, workload, fixed=held, pinned=choices, uneven=uneven, wider=wider)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     dims = tuple(v.choices.index(strategy.choice(v.key)) for v in simulator.variables)
     predicted = predict(simulator, 0, dims)
@@ -123,6 +126,7 @@ def simulate(
         "predicted": predicted.model_dump(mode="json", exclude={"terms"}),
         "capacity_bytes": simulator.capacity_bytes,
         "terms": terms,
+        "collectives": [asdict(edge) for edge in edges(simulator, 0, dims)],
     }
 
 

@@ -1,5 +1,7 @@
 """Runs a search on a model, lets the exact search certify it, and keeps what both found."""
 
+import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +21,14 @@ from autoshard.search.exact import ExactResult
 from autoshard.search.mcmc import search as search_mcmc
 from autoshard.search.megatron import search as search_megatron
 from autoshard.search.policy_file import SavedPolicy
-from autoshard.search.problem import ShardingProblem
+from autoshard.search.problem import KnownScores, ShardingProblem
 from autoshard.search.protocol import Problem
 from autoshard.search.random_search import search as search_random
 from autoshard.search.relaxed import certify
 from autoshard.search.result import SearchResult
 from autoshard.search.rl import PAPER, RLConfig
 from autoshard.search.rl import search as search_rl
+from autoshard.search.state import SearchState
 from autoshard.search.walk import search as search_walk
 from autoshard.sharding.option import Choice
 from autoshard.simulator import Simulator
@@ -112,9 +115,12 @@ def make_simulator(
     pinned: Mapping[str, Choice] | None = None,
     stages: tuple[int, ...] = (),
     uneven: bool = False,
+    wider: tuple[str, ...] = (),
 ) -> Simulator:
     """A simulator, or NoFeasiblePlanError with the smallest relaxation when nothing fits in memory."""
-    simulator = Simulator(graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages, uneven=uneven)
+    simulator = Simulator(
+        graph, cluster, workload, fixed=fixed, pinned=pinned, stages=stages, uneven=uneven, wider=wider
+    )
     if not simulator.any_fits:
         raise NoFeasiblePlanError(memory_message(simulator))
     return simulator
@@ -138,6 +144,18 @@ def check_policy_files(algorithm: str, warm_start: Path | None, save_policy: Pat
         raise InvalidInputError(f"search {algorithm!r} has no policy to save or to start from; {known} have")
 
 
+def new_problem(
+    simulator: Simulator, algorithm: str, *, budget: int, known: KnownScores | None = None
+) -> ShardingProblem:
+    """The problem that a search other than ``exact`` is given, with its budget."""
+    if algorithm not in SEARCHES:
+        raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+    problem = ShardingProblem(simulator, budget=budget, known=known)
+    if algorithm == "megatron":
+        problem.budget = len(problem.megatron_points())
+    return problem
+
+
 def run_search(
     simulator: Simulator,
     algorithm: str,
@@ -146,17 +164,14 @@ def run_search(
     seed: int,
     warm_start: Path | None = None,
     save_policy: Path | None = None,
+    known: KnownScores | None = None,
 ) -> tuple[ShardingProblem, SearchResult]:
     """One run of a search other than ``exact``. ``megatron`` is exhaustive over degrees, whatever the budget.
 
     A search that learns starts from the policy in the file ``warm_start`` and writes that trained longest to
-    ``save_policy``.
+    ``save_policy``. ``known`` has scores of an interrupted run (`autoshard.api.resume`).
     """
-    if algorithm not in SEARCHES:
-        raise InvalidInputError(f"unknown search {algorithm!r}; known are {', '.join(ALGORITHMS)}")
-    problem = ShardingProblem(simulator, budget=budget)
-    if algorithm == "megatron":
-        problem.budget = len(problem.megatron_points())
+    problem = new_problem(simulator, algorithm, budget=budget, known=known)
     check_policy_files(algorithm, warm_start, save_policy)
     if warm_start is None and save_policy is None:
         return problem, SEARCHES[algorithm](problem, seed=seed)
@@ -165,6 +180,50 @@ def run_search(
     return problem, search_rl(
         problem, seed=seed, config=LEARNING[algorithm], name=algorithm, warm_start=warm, keep=keep
     )
+
+
+def resumable_search(
+    simulator: Simulator,
+    algorithm: str,
+    *,
+    budget: int,
+    seed: int,
+    state: SearchState | None,
+    warm_start: Path | None = None,
+    save_policy: Path | None = None,
+) -> tuple[ShardingProblem, SearchResult, float]:
+    """`run_search` with its seconds, continued where ``state`` says that it was interrupted.
+
+    Of a run that had ended, result and seconds are those in the file, unless it is to save its policy.
+    """
+    run = run_key(algorithm, budget=budget, seed=seed, warm_start=warm_start)
+    if state is not None and save_policy is None:
+        problem = new_problem(simulator, algorithm, budget=budget)
+        ended = state.ended(run, problem)
+        if ended is not None:
+            return problem, *ended
+    start = time.perf_counter()
+    problem, result = run_search(
+        simulator, algorithm, budget=budget, seed=seed, warm_start=warm_start, save_policy=save_policy, known=state
+    )
+    seconds = time.perf_counter() - start
+    if state is not None:
+        state.end(run, result, seconds)
+    return problem, result, seconds
+
+
+def run_key(algorithm: str, *, budget: int, seed: int, warm_start: Path | None = None) -> str:
+    """Everything that a run's result depends on besides the problem, in words."""
+    parts = [algorithm, f"seed {seed}", f"budget {budget}"]
+    if algorithm in LEARNING:
+        parts.append(f"settings {_digest(repr(LEARNING[algorithm]).encode())}")
+    if warm_start is not None and warm_start.is_file():
+        parts.append(f"policy {_digest(warm_start.read_bytes())}")
+    return ", ".join(parts)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def solve(
@@ -176,11 +235,12 @@ def solve(
     polish: bool = True,
     warm_start: Path | None = None,
     save_policy: Path | None = None,
+    state: Path | None = None,
 ) -> Solution:
-    """Search, certify and take the better.
+    """Search, certify and take the better. ``state`` is a file in which an interrupted search is continued.
 
     Raises:
-        InvalidInputError: unknown algorithm, a budget below 1, or a seed no generator takes.
+        InvalidInputError: unknown algorithm, a budget below 1, a seed no generator takes, or another problem's state.
         NoFeasiblePlanError: when no strategy meets the limit (proven), or the search found none and may not polish.
     """
     if algorithm not in ALGORITHMS:
@@ -190,6 +250,9 @@ def solve(
     if not 0 <= seed < 2**63:
         raise InvalidInputError(f"seed={seed} must be a whole number from 0 to 2^63 - 1")
     check_policy_files(algorithm, warm_start, save_policy)
+    if state is not None and algorithm == "exact":
+        raise InvalidInputError("search 'exact' evaluates no strategies one by one: it has no state to keep")
+    resumed = None if state is None else SearchState(state, simulator)
     exact = certify(simulator, 1 + NUM_ALTERNATIVES, degree_kinds(simulator.points))
     if exact.bound <= 0:
         raise NoFeasiblePlanError(no_plan_message(simulator))
@@ -213,8 +276,14 @@ def solve(
             found=optimum,
             taken_from="exact",
         )
-    problem, result = run_search(
-        simulator, algorithm, budget=budget, seed=seed, warm_start=warm_start, save_policy=save_policy
+    problem, result, _ = resumable_search(
+        simulator,
+        algorithm,
+        budget=budget,
+        seed=seed,
+        state=resumed,
+        warm_start=warm_start,
+        save_policy=save_policy,
     )
     better = result.best is None or result.throughput < optimum * (1 - 1e-12)
     if result.best is None and exact.point is None:

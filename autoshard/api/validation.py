@@ -16,6 +16,7 @@ from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
 from autoshard.sharding import Choice, Strategy, paddings, strategy_reasons
+from autoshard.sharding.wider import check_runs
 from autoshard.tracing import ConfigSource, ModelSource, source_from_dict, trace_source
 from autoshard.tracing.quantised import blocks_of, reduced_quantisation
 from autoshard.tracing.uneven import make_uneven
@@ -78,6 +79,8 @@ def validate(
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
+    if isinstance(subject, Plan):
+        check_runs(subject.graph, subject.strategy)
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
     tiers = []
     if graph is not None and strategy is not None:

@@ -10,6 +10,7 @@ from autoshard.cli.commands import (
     frontier,
     models,
     plan,
+    reshard,
     search,
     simulate,
     size,
@@ -32,6 +33,7 @@ app.command()(simulate.simulate)
 app.command()(check.check)
 app.command()(frontier.frontier)
 app.command()(size.size)
+app.command()(reshard.reshard)
 app.command()(compare.compare)
 app.command()(search.search)
 app.command()(explain.explain)

@@ -1,4 +1,4 @@
-"""What the command line adds to naming a model."""
+"""What the command line adds to naming a model and a cluster."""
 
 import json
 import sys
@@ -27,6 +27,13 @@ def traced(model: str, tell: Callable[[str], None]) -> "OpGraph":
     source = source_of(model)
     tell(f"tracing {source.name}")
     return graph_of(model, source)
+
+
+def with_collectives(cluster: str, collectives: str) -> str:
+    """The cluster with the collectives asked for. Raises InvalidInputError for others than fastest and library."""
+    if collectives not in ("fastest", "library"):
+        raise InvalidInputError(f"unknown collectives {collectives!r}: known are fastest and library")
+    return cluster if collectives == "fastest" else f"{cluster}+library"
 
 
 def is_plan_file(subject: str) -> bool:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,6 +44,16 @@ AllowUneven = Annotated[
     bool, typer.Option("--allow-uneven", help="Fill up heads and widths that do not divide with zeros.")
 ]
 Budget = Annotated[int, typer.Option(help="Simulator calls that a search may use.")]
+Collectives = Annotated[
+    str, typer.Option(help="fastest of the library's and engines' own per edge, or library (NCCL's own choice) alone.")
+]
+Space = Annotated[
+    str | None, typer.Option(help="Search a part of the wider space as well (kv-sequence); such plans do not run yet.")
+]
+State = Annotated[
+    Path | None,
+    typer.Option(help="Keep what was searched in this file; an interrupted search continues there to the same result."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 
 CLUSTER = "H100x64"

@@ -98,7 +98,7 @@ class Kernels:
     def decode_s(
         self,
         sequences: FloatArray,
-        context: float,
+        context: float | FloatArray,
         heads: FloatArray,
         kv_heads: FloatArray,
         qk_dim: float,
@@ -111,7 +111,7 @@ class Kernels:
         return decode_law_s(self.device, law, sequences, context, heads, kv_heads, qk_dim, v_dim, size)
 
     def mla_decode_s(
-        self, sequences: FloatArray, context: float, heads: FloatArray, latent: float, rope: float
+        self, sequences: FloatArray, context: float | FloatArray, heads: FloatArray, latent: float, rope: float
     ) -> FloatArray:
         """Absorbed MLA of one new token a sequence (`autoshard.cost.attention.mla_decode_s`)."""
         word, dtype = self._cache

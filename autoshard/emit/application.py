@@ -44,6 +44,7 @@ from autoshard.sharding import (
 from autoshard.sharding.padding import PLAIN
 from autoshard.sharding.rules.experts import is_stacked
 from autoshard.sharding.space import is_module, output_grain, tensor_axes
+from autoshard.sharding.wider import check_runs
 
 _APPLIED = "_autoshard_applied"
 
@@ -60,7 +61,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
 
     Raises:
         PlanMismatchError: another model, another mesh, or a model that a plan was applied to already.
-        InvalidInputError: a strategy that is not legal for the graph.
+        InvalidInputError: a strategy that is not legal for the graph, or is simulated only.
     """
     if getattr(model, _APPLIED, False):
         raise PlanMismatchError("a plan was applied to this model already; build the model anew to apply another")
@@ -68,6 +69,7 @@ def apply(model: M, graph: OpGraph, strategy: Strategy, mesh: DeviceMesh, *, log
     reasons = strategy_reasons(graph, strategy)
     if reasons:
         raise InvalidInputError(reasons[0].message)
+    check_runs(graph, strategy)
     stage = mesh_of(graph, strategy.degrees)
     check_mesh(mesh, stage, strategy.degrees)
     axes = mesh_axes(mesh, stage)

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from autoshard.errors import InvalidInputError
@@ -13,12 +14,33 @@ MOST_DEVICES = 131_072
 _NAME = re.compile(r"([A-Za-z0-9_-]+?)[xX]([0-9]{1,9})")
 
 
+LIBRARY = "+library"
+"""Ends the name of a cluster whose collectives are all the library's (NCCL's own choice)."""
+
+
+def library_only(cluster: Cluster) -> Cluster:
+    """A cluster without the one- and two-shot all-reduces and the dispatch kernels of engines."""
+    if cluster.name.endswith(LIBRARY):
+        return cluster
+    return replace(
+        cluster,
+        name=cluster.name + LIBRARY,
+        device=replace(cluster.device, dispatch={}),
+        intra=replace(cluster.intra, engine_laws={}),
+        inter=replace(cluster.inter, engine_laws={}),
+    )
+
+
 def parse_cluster(text: str) -> Cluster:
     """The cluster called ``text``: ``<DEVICE>x<COUNT>`` (in any case) or the path of a YAML file.
+
+    Followed by ``+library`` it has the library's collectives alone, without those that engines bring along.
 
     Raises:
         InvalidInputError: one line that names the known devices and the nearest match.
     """
+    if text.endswith(LIBRARY):
+        return library_only(parse_cluster(text.removesuffix(LIBRARY)))
     if text.endswith((".yaml", ".yml")) or Path(text).is_file():
         return _of_sane_size(load_cluster(Path(text)), text)
     devices = known_devices()

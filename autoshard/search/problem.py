@@ -6,8 +6,10 @@ are masked by the table of legal points (whose least memory fits); choices by th
 and the memory that the choices still to come need at least.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,14 @@ from autoshard.simulator.simulator import Simulator
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
+
+
+class KnownScores(Protocol):
+    """Scores that need not be worked out again. They count as calls like any other."""
+
+    def scores(self, x: IntArray, evaluate: Callable[[IntArray], Scores]) -> Scores:
+        """Scores of rows, those not known by ``evaluate``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +55,11 @@ class ShardingProblem:
     A call is one strategy evaluated, whoever asks; beyond the budget nothing is evaluated.
     """
 
-    def __init__(self, simulator: Simulator, *, budget: int = 4000) -> None:
+    def __init__(self, simulator: Simulator, *, budget: int = 4000, known: KnownScores | None = None) -> None:
+        """``known`` has scores of earlier runs, and is told new ones (`autoshard.search.state`)."""
         self.sim = simulator
         self.budget = budget
+        self.known = known
         self._calls = 0
         p = simulator.points
         columns = (p.group, p.pp, p.tp, p.ep, p.sequences)
@@ -161,6 +173,9 @@ class ShardingProblem:
         """Score rows and count them; past the budget rows are left out."""
         x = x[: max(self.budget - self._calls, 0)]
         self._calls += len(x)
+        return self._scores(x) if self.known is None else self.known.scores(x, self._scores)
+
+    def _scores(self, x: IntArray) -> Scores:
         point = self.points_of(x)
         throughput, violation = np.zeros(len(x)), np.ones(len(x))
         rows = np.flatnonzero(point >= 0)

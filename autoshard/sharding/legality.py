@@ -23,6 +23,7 @@ from autoshard.sharding.space import (
     split_tokens_reason,
 )
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
+from autoshard.sharding.wider import SEQUENCE, WIDER, option_under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ def option_illegal(
     """
     axis = option_axis(option)
     if axis is not None and sizes[axis] == 1 and op.follows is None:
-        return f"same as replicated at {axis}=1"
+        return f"same as {'by heads' if axis == 'tp_rep' else 'replicated'} at {axis}=1"
     why = option.undivided(sizes, uneven=uneven)
     if why is not None:
         return why
@@ -230,11 +231,10 @@ def chosen_options(graph: OpGraph, block: Block, strategy: Strategy) -> dict[str
     """The option every op of a block takes under a strategy; an op without a choice of its own takes its leader's."""
     found: dict[str, Option] = {}
     for op in block.ops:
-        offered = {o.choice: o for o in options(block, op)}
+        offered = options(block, op, WIDER)
         if not offered:
             continue
-        choice = strategy.choice(choice_key(graph, block, op))
-        found[op.name] = offered[choice] if choice in offered else offered[None]
+        found[op.name] = option_under(op, offered, strategy.choice(choice_key(graph, block, op)))
     return found
 
 
@@ -269,7 +269,8 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
             op = block.op(name)
             why = option_illegal(option, sizes, strategy.residual, op, uneven=strategy.uneven)
             wanted: Choice = strategy.choice(choice_key(graph, block, op))
-            if why is None and option.choice != wanted:
+            follows = op.follows is not None and wanted == SEQUENCE
+            if why is None and option.choice != wanted and not follows:
                 why = "the op has no such choice"
             if why is not None:
                 message = f"choice {wanted} of {block.name}/{name}: {why}"

@@ -42,6 +42,7 @@ from autoshard.sharding.rules import (
     pointwise,
     router,
 )
+from autoshard.sharding.wider import KV_SEQUENCE, has_sequence_option
 
 
 def consumers(block: Block, name: str) -> list[tuple[FusedOp, int]]:
@@ -85,9 +86,22 @@ def tensor_width(op: FusedOp) -> int:
             return op.width.size
 
 
-def options(block: Block, op: FusedOp) -> tuple[Option, ...]:
-    """Every option of an op, legal or not at given degrees. An `Add` has none: it follows the residual."""
+def options(block: Block, op: FusedOp, wider: Sequence[str] = ()) -> tuple[Option, ...]:
+    """Every option of an op, legal or not at given degrees. An `Add` has none: it follows the residual.
+
+    Options of the parts ``wider`` of the space (`autoshard.sharding.wider`) come last.
+    """
     axes = tensor_axes(block, op)
+    own = _own_options(block, op, axes)
+    if KV_SEQUENCE not in wider or not has_sequence_option(op):
+        return own
+    if isinstance(op, LatentAttention):
+        return (*own, *latent.sequence_options(op, axes))
+    assert isinstance(op, Attention)
+    return (*own, *(attention.sequence_options(op, axes) if _has_own_projections(block, op) else ()))
+
+
+def _own_options(block: Block, op: FusedOp, axes: TensorAxes) -> tuple[Option, ...]:
     match op:
         case Embedding():
             return embedding.options(op, axes)

@@ -43,13 +43,31 @@ def exchange_s(
         size: Ranks of the group; 1 costs nothing.
         size_in_node: Ranks of the group that share a node.
     """
+    each = exchange_algorithms(cluster, direction, tokens, num_bytes, top_k, count_bytes, size, size_in_node)
+    found = each["library"]
+    for seconds in each.values():
+        found = np.minimum(found, seconds)
+    return found
+
+
+def exchange_algorithms(
+    cluster: Cluster,
+    direction: Literal["dispatch", "combine"],
+    tokens: FloatArray,
+    num_bytes: FloatArray,
+    top_k: int,
+    count_bytes: float,
+    size: NDArray[np.int64],
+    size_in_node: NDArray[np.int64],
+) -> dict[str, FloatArray]:
+    """Seconds of one direction with the library and with each of an engine's kernels that the device has laws of."""
     intra, inter = cluster.intra, cluster.inter
-    found = collective_s("all_to_all", num_bytes, size, size_in_node, intra, inter)
-    found = found + collective_s("all_to_all", count_bytes, size, size_in_node, intra, inter)
+    rows = collective_s("all_to_all", num_bytes, size, size_in_node, intra, inter)
+    found = {"library": rows + collective_s("all_to_all", count_bytes, size, size_in_node, intra, inter)}
     for name in ENGINE_DISPATCH:
         law = cluster.device.dispatch.get(f"{name}/{direction}")
         if law is not None:
             nodes = np.ceil(size / size_in_node)
             row_bytes = num_bytes / (tokens * top_k)
-            found = np.minimum(found, dispatch_s(law, tokens, row_bytes, top_k, size, nodes, intra, inter))
+            found[name] = dispatch_s(law, tokens, row_bytes, top_k, size, nodes, intra, inter)
     return found

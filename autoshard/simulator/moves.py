@@ -16,6 +16,7 @@ from autoshard.sharding.moe import StagePattern
 from autoshard.sharding.option import Option
 from autoshard.sharding.space import options
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS
+from autoshard.sharding.wider import option_under
 from autoshard.simulator.variables import Variable
 
 
@@ -39,6 +40,7 @@ class TensorMoves:
         producer: FusedOp | None,
         readers: Sequence[tuple[FusedOp, int]],
         variables: Sequence[Variable],
+        wider: Sequence[str] = (),
     ) -> None:
         self._graph, self._block, self._producer, self._readers = graph, block, producer, readers
         index = {v.key: i for i, v in enumerate(variables)}
@@ -49,7 +51,7 @@ class TensorMoves:
             self._residual if op is None or isinstance(op, Add) else index.get(choice_key(graph, block, op))
             for op in self._ops
         ]
-        self._offered = [() if op is None else options(block, op) for op in self._ops]
+        self._offered = [() if op is None else options(block, op, wider) for op in self._ops]
 
     @property
     def ops(self) -> tuple[FusedOp, ...]:
@@ -80,7 +82,9 @@ class TensorMoves:
     def _option(self, end: int, chosen: Mapping[int, int]) -> Option:
         v = self._by[end]
         choice = None if v is None else self._choices[v][chosen[v]]
-        return next(o for o in self._offered[end] if o.choice == choice)
+        op = self._ops[end]
+        assert op is not None, "the block's input has no option"
+        return option_under(op, self._offered[end], choice)
 
     def ends(self, chosen: Mapping[int, int]) -> Ends | None:
         """The layouts under the options chosen of the variables that matter; None where they exclude each other."""

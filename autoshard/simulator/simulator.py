@@ -31,6 +31,7 @@ from autoshard.hardware import Cluster
 from autoshard.ir import OpGraph
 from autoshard.sharding.option import Choice
 from autoshard.sharding.strategy import Strategy
+from autoshard.sharding.wider import check_wider
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.effects import EffectModel, build_effects
 from autoshard.simulator.lengths import Lengths, chunk_lengths, own_lengths
@@ -84,6 +85,7 @@ class Simulator:
         formats: Formats = MODEL_FORMATS,
         stages: tuple[int, ...] = (),
         uneven: bool = False,
+        wider: tuple[str, ...] = (),
     ) -> None:
         """Tables at all legal points, or at those given.
 
@@ -97,10 +99,17 @@ class Simulator:
             formats: How the engine of a serving workload stores weights; in the workload's dtype by default.
             stages: Layers of each pipeline stage, of strategies with as many stages; otherwise layers are dealt evenly.
             uneven: Whether heads and widths that do not divide may be filled up with zeros.
+            wider: Parts of the wider space (`autoshard.sharding.wider`), which are not there by default.
         """
         self.graph, self.cluster, self.workload = graph, cluster, workload
         self.fixed, self.pinned, self.stages = dict(fixed or {}), dict(pinned or {}), stages
-        self.formats, self.uneven = formats, uneven
+        self.formats, self.uneven, self.wider = formats, uneven, wider
+        check_wider(wider, workload.phase)
+        if wider and workload.effects:
+            raise InvalidInputError(
+                f"effects ({', '.join(workload.effects)}) are not priced in the wider space ({', '.join(wider)}): "
+                "leave one of them out"
+            )
         self.engine = serving_law(workload.engine or DEFAULT_ENGINE) if workload.phase == "serve" else None
         if points is None:
             points = make_points(graph, cluster, self.fixed, workload.concurrency, uneven=uneven)
@@ -174,6 +183,7 @@ class Simulator:
             formats=self.formats,
             priced=priced,
             uneven=self.uneven,
+            wider=self.wider,
         )
 
     def _activations(self, points: Points) -> FloatArray:

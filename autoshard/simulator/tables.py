@@ -24,6 +24,7 @@ from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.space import consumers, option_axis, options, tensor_rows
 from autoshard.sharding.stages import residual_width
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, RESIDUAL_LAYOUTS
+from autoshard.sharding.wider import option_under
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.exchange import exchange_s
 from autoshard.simulator.launches import joins_experts, merged_products
@@ -54,9 +55,11 @@ class TableBuilder:
         formats: Formats = MODEL_FORMATS,
         uneven: bool = False,
         *,
+        wider: tuple[str, ...] = (),
         skew: float | None = None,
     ) -> None:
         """``skew`` is that of the popularity of experts; by default the engine's, or even choices."""
+        self.wider = wider
         if skew is None:
             skew = 0.0 if engine is None else engine.routing_skew
         self.graph, self.cluster, self.workload, self.points = graph, cluster, workload, points
@@ -105,7 +108,7 @@ class TableBuilder:
             legal = np.array([[why is None for why in o.values()] for o in offered])[of]
             return self._with_pin(key, tuple(offered[0]), legal, (None,) * len(offered[0]))
         block, op = self._owner(key)
-        listed = options(block, op)
+        listed = options(block, op, self.wider)
         legal = np.ones((n, len(listed)), dtype=bool)
         for i, option in enumerate(listed):
             axis = option_axis(option)
@@ -142,7 +145,7 @@ class TableBuilder:
             return known
         if step.kind == "slice":
             found = np.zeros(len(self.points))
-        elif step.kind == "all_to_all":
+        elif step.kind == "all_to_all" and step.rows in ("counts", "sent", "arrived"):
             found = self._exchange_s(step, self._amounts[last])
         else:
             amounts = self._amounts[last]
@@ -192,9 +195,7 @@ class TableBuilder:
         weights: dict[int, FloatArray] = {}
         kv: dict[int, FloatArray] = {}
         for op in block.ops:
-            v = self._index.get(choice_key(self.graph, block, op))
-            offered = options(block, op)
-            listed = [self._option(offered, c) for c in self.variables[v].choices] if v is not None else list(offered)
+            v, listed = self._listed(block, op)
             if priced:
                 factors += self._op_factors(op, v, listed, work, last=last)
             if not listed:
@@ -217,10 +218,15 @@ class TableBuilder:
 
     def compute(self, block: Block, op: FusedOp) -> Factor:
         """Seconds of an op's own computation, over its choice (if it has one)."""
+        return self._compute(op, *self._listed(block, op), self.work(block))
+
+    def _listed(self, block: Block, op: FusedOp) -> tuple[int | None, list[Option]]:
+        """The variable that decides an op and the option it takes under each of its choices; None and all it has."""
         v = self._index.get(choice_key(self.graph, block, op))
-        offered = options(block, op)
-        listed = list(offered) if v is None else [self._option(offered, c) for c in self.variables[v].choices]
-        return self._compute(op, v, listed, self.work(block))
+        offered = options(block, op, self.wider)
+        if v is None:
+            return None, list(offered)
+        return v, [option_under(op, offered, c) for c in self.variables[v].choices]
 
     @staticmethod
     def _compute(op: FusedOp, v: int | None, listed: Sequence[Option], work: WorkModel) -> Factor:
@@ -242,10 +248,6 @@ class TableBuilder:
             found.append(Factor(variables=(v,), table=inside, label=op.name, what="collective"))
         return found
 
-    @staticmethod
-    def _option(offered: tuple[Option, ...], choice: Choice) -> Option:
-        return next(o for o in offered if o.choice == choice)
-
     def _steps_s(self, steps: tuple[Step, ...], *, last: bool) -> FloatArray:
         total = np.zeros(len(self.points))
         for step in steps:
@@ -261,7 +263,7 @@ class TableBuilder:
         readers = [(op, i) for op, i in consumers(block, name) if op.kind != "embedding"]
         if not readers and producer is None:
             return None
-        moves = TensorMoves(self.graph, block, producer, readers, self.variables)
+        moves = TensorMoves(self.graph, block, producer, readers, self.variables, self.wider)
         found = moves.decided_by
         if DISPATCH in self._index and any(tensor_rows(op) == "pairs" for op in moves.ops):
             found.add(self._index[DISPATCH])
@@ -336,16 +338,17 @@ def build_tables(
     formats: Formats = MODEL_FORMATS,
     priced: bool = True,
     uneven: bool = False,
+    wider: tuple[str, ...] = (),
 ) -> tuple[tuple[Variable, ...], dict[str, Component]]:
     """Variables (the residual first, then ops in graph order) and components by block name, plus ``"send"``.
 
     A pinned variable keeps its options, but only the pinned one is legal. Without ``priced`` components hold bytes
     but no seconds, which is all that the choice of points needs. ``lengths`` says which pass is priced (the workload's
     own by default), ``engine`` whose kernels and host, ``formats`` how it stores weights.
-    With ``uneven`` heads and widths that do not divide may be filled up.
+    With ``uneven`` heads and widths that do not divide may be filled up; ``wider`` are parts of the wider space.
     """
     lengths = lengths or own_lengths(workload)
-    builder = TableBuilder(graph, cluster, workload, points, pinned, lengths, engine, formats, uneven)
+    builder = TableBuilder(graph, cluster, workload, points, pinned, lengths, engine, formats, uneven, wider=wider)
     components = {block.name: builder.component(block, priced=priced) for block in graph.components()}
     components["send"] = builder.send()
     return builder.variables, components

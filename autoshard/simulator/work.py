@@ -30,6 +30,7 @@ from autoshard.ir import (
 from autoshard.sharding.layout import Axis
 from autoshard.sharding.option import Option
 from autoshard.sharding.padding import PLAIN, Grain, padded_width
+from autoshard.sharding.wider import SEQUENCE
 from autoshard.simulator.amounts import Amounts
 from autoshard.simulator.launches import Merged
 from autoshard.simulator.lengths import Lengths
@@ -45,6 +46,13 @@ ACTIVATION_BYTES = 2.0
 def mean_window_context(window: int, tokens: float) -> float:
     """Mean keys a token of a prompt sees in a window shorter than it: ``min(i, w)`` over i, ``w - w^2 / 2n``."""
     return window - window**2 / (2.0 * tokens)
+
+
+def element_bytes(workload: Workload, param: Param, *, quantised: bool) -> float:
+    """Bytes of an element: of the workload's dtype if ``quantised``, else of the model's, at most 16 bits wide."""
+    if quantised and param.role in ("weight", "slice"):
+        return dtype_bytes(workload.dtype)
+    return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +96,12 @@ class WorkModel:
             case ExpertsLinear():
                 return self._experts(op, option)
             case Attention():
+                if option is not None and option.choice == SEQUENCE:
+                    return self._attention_to_shares(op)
                 return self._attention(op, split=option is not None and option.choice == 0)
             case LatentAttention():
+                if option is not None and option.choice == SEQUENCE:
+                    return self._latent_attention_to_shares(op)
                 return self._latent_attention(op, split=option is not None and option.choice == 0)
             case Indexer():
                 return self._indexer(op)
@@ -185,6 +197,27 @@ class WorkModel:
         qk = op.nope_dim + op.rope_dim
         return self.kernels.mla_prefill_s(sequences, self.lengths.tokens, context, heads, qk, op.v_dim)
 
+    def _attention_to_shares(self, op: Attention) -> FloatArray:
+        """Decode attention of the heads of some kv heads to a share of their tokens, and the sum of the shares."""
+        heads, kv_heads = self._part(op.heads.size, "tp_kv"), self._part(op.kv_heads.size, "tp_kv")
+        if op.shared_kv:
+            kv_heads = kv_heads * op.qk_dim / (op.qk_dim + op.v_dim)
+        seen = op.seen(self.lengths.context) / self._share("tp_rep")
+        core = self.kernels.decode_s(self.amounts.sequences, seen, heads, kv_heads, op.qk_dim, op.v_dim)
+        return core + self._sum_of_shares_s(heads, op.v_dim, "tp_rep")
+
+    def _latent_attention_to_shares(self, op: LatentAttention) -> FloatArray:
+        """Absorbed decode attention of all heads to a share of the latents, and the sum of the shares."""
+        heads = self._part(op.heads.size, None)
+        seen = op.seen(self.lengths.context) / self._share("tp")
+        core = self.kernels.mla_decode_s(self.amounts.sequences, seen, heads, op.latent.size, op.rope_dim)
+        return core + self._sum_of_shares_s(heads, op.latent.size, "tp")
+
+    def _sum_of_shares_s(self, heads: FloatArray, width: int, axis: Axis) -> FloatArray:
+        """A pass over the partial outputs that arrived, as wide as those sent, and over the sum of them."""
+        rows = self.amounts.tokens * heads * (1.0 + 1.0 / self._share(axis))
+        return memory_op_s(self.device, rows * width * ACTIVATION_BYTES)
+
     def _indexer(self, op: Indexer) -> FloatArray:
         """A small attention without values: all heads read one cached key."""
         sequences, context = self.amounts.sequences, self.lengths.context / op.pooled
@@ -220,19 +253,17 @@ class WorkModel:
                     continue
                 whole = param.shape[s.dim]
                 held = held / whole * self._part(whole, s.axis, s.packed, s.grain)
-            total += held * self._element_bytes(param, quantised=quantised)
+            total += held * element_bytes(self.workload, param, quantised=quantised)
         return total
-
-    def _element_bytes(self, param: Param, *, quantised: bool) -> float:
-        if quantised and param.role in ("weight", "slice"):
-            return dtype_bytes(self.workload.dtype)
-        return min(dtype_bytes(param.dtype), ACTIVATION_BYTES)
 
     def kv_bytes(self, op: FusedOp, option: Option | None) -> FloatArray:
         """Bytes of the KV cache or state of one instance on one rank, over all microbatches in flight.
 
-        A latent cache and an indexer's keys are whole on every rank; a mixer that runs by heads has their state only.
+        A latent cache and an indexer's keys are whole on every rank, unless they are split over their tokens; a mixer
+        that runs by heads has their state only.
         """
+        if isinstance(op, Attention | LatentAttention) and option is not None and option.choice == SEQUENCE:
+            return self._shared_kv_bytes(op)
         in_flight = (self.points.sequences * self.points.microbatches).astype(np.float64)
         if isinstance(op, Mixer):
             return in_flight * op.state_bytes / self._share(None if option is None else option.split_out)
@@ -253,6 +284,15 @@ class WorkModel:
         pooled = op.pooled_elements_per_token * dtype_bytes(self.workload.kv_dtype)
         held = float(cached) * per_token + float(self.lengths.cached) * pooled
         return in_flight * held / op.kv_heads.size * self._part(op.kv_heads.size, "tp_kv" if split else None)
+
+    def _shared_kv_bytes(self, op: Attention | LatentAttention) -> FloatArray:
+        """Bytes of a cache whose tokens are dealt out one by one: the fullest rank's."""
+        cached = self.lengths.cached if op.window is None else min(self.lengths.cached, op.window)
+        axis: Axis = "tp_rep" if isinstance(op, Attention) else "tp"
+        heads = self.points.sizes["tp_kv"] if isinstance(op, Attention) else 1
+        tokens = np.ceil(cached / self._share(axis))
+        in_flight = self.points.sequences * self.points.microbatches
+        return in_flight * tokens * op.kv_elements_per_token / heads * dtype_bytes(self.workload.kv_dtype)
 
 
 def _grain(option: Option | None) -> Grain:

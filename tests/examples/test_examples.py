@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[2] / "examples"
 
 
@@ -18,6 +20,15 @@ def run(*arguments: str) -> str:
 def test_five_lines() -> None:
     out = run(str(FOLDER / "five_lines.py"))
     assert "q_proj.weight (Replicate(), Shard(dim=0)) on Submesh(mesh_dim_names=('dp', 'tp')" in out
+
+
+@pytest.mark.wide
+def test_drive_with_sb3() -> None:
+    pytest.importorskip("sb3_contrib")
+    out = run(str(FOLDER / "drive_with_sb3.py"), "150")
+    rates = [float(line.split("tokens/s/GPU")[0].split()[-1].replace(",", "")) for line in out.splitlines()[-3:]]
+    masked, own, optimum = rates
+    assert "in 150 calls" in out and 0 < masked <= optimum and 0 < own <= optimum
 
 
 def test_run_4_ranks() -> None:

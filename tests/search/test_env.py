@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from autoshard.hardware import parse_cluster
 from autoshard.search.env import ENV_ID, ShardingEnv, register
+from autoshard.search.problem import ShardingProblem
+from autoshard.simulator import Simulator
+from autoshard.workload import Workload
+from tests.graphs import GraphMaker
 from tests.search.toy import ToyProblem
 
 
@@ -21,6 +26,12 @@ def env() -> ShardingEnv:
 
 def test_passes_gymnasiums_check(env: ShardingEnv) -> None:
     check_env(env)
+
+
+def test_a_real_problem_passes_it_too() -> None:
+    sim = Simulator(GraphMaker().graph("m"), parse_cluster("H100x2"), Workload(), fixed={"pp": 1})
+    register()
+    check_env(gymnasium.make(ENV_ID, problem=ShardingProblem(sim, budget=100)).unwrapped)
 
 
 def test_importing_the_search_does_not_import_gymnasium() -> None:

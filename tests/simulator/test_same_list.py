@@ -39,7 +39,10 @@ def drawn(sim: Simulator, point: int, rng: np.random.Generator) -> tuple[int, ..
     return (first, *(int(rng.choice(np.flatnonzero(g))) for g in goes))
 
 
-@pytest.mark.parametrize("kinds", ["mm", "dd", "dmm"])
+# "dmm" has both kinds of layer; the others run with -m wide.
+@pytest.mark.parametrize(
+    "kinds", [pytest.param("mm", marks=pytest.mark.wide), pytest.param("dd", marks=pytest.mark.wide), "dmm"]
+)
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_charged_is_listed(kinds: str, phase: str) -> None:
     cluster = parse_cluster("H100x16")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autoshard.cli import options as o
-from autoshard.cli.model import use_working_directory
+from autoshard.cli.model import use_working_directory, with_collectives
 from autoshard.cli.output_path import check_writable
 from autoshard.cli.terminal import progress, show, show_json, warn
 from autoshard.workload import Workload, parse_effects
@@ -37,8 +37,11 @@ def plan(
     stages: o.Stages = None,
     polish: Annotated[bool, typer.Option("--polish/--no-polish", help="Take the proven optimum if better.")] = True,
     allow_uneven: o.AllowUneven = False,
+    space: o.Space = None,
+    collectives: o.Collectives = "fastest",
     warm_start: Annotated[Path | None, typer.Option(help="A saved policy that rl starts from.")] = None,
     save_policy: Annotated[Path | None, typer.Option(help="Write the policy that rl trained longest here.")] = None,
+    state: o.State = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -61,6 +64,8 @@ def plan(
         check_writable(output)
     if save_policy is not None:
         check_writable(save_policy)
+    if state is not None:
+        check_writable(state)
     with progress() as tell:
         tell("importing torch")
         from autoshard.api.describe import describe_plan
@@ -69,7 +74,7 @@ def plan(
         use_working_directory(model)
         found = autoshard(
             model,
-            cluster,
+            with_collectives(cluster, collectives),
             workload,
             search=search,
             budget=budget,
@@ -81,6 +86,8 @@ def plan(
             allow_uneven=allow_uneven,
             warm_start=warm_start,
             save_policy=save_policy,
+            state=state,
+            space=space,
             progress=tell,
         )
     data = describe_plan(found.data)

@@ -3,7 +3,7 @@
 import time
 
 from autoshard.cli import options as o
-from autoshard.cli.model import traced
+from autoshard.cli.model import traced, with_collectives
 from autoshard.cli.terminal import progress, show, show_json
 from autoshard.workload import Workload, parse_effects
 
@@ -25,6 +25,8 @@ def simulate(
     kv_dtype: o.KvDtype = "bf16",
     effects: o.Effects = None,
     allow_uneven: o.AllowUneven = False,
+    space: o.Space = None,
+    collectives: o.Collectives = "fastest",
     json: o.Json = False,
 ) -> None:
     """Predict one strategy: every term of its time and memory.
@@ -47,13 +49,15 @@ def simulate(
     )
     with progress() as tell:
         tell("importing torch")
-        from autoshard.api.pins import parse_fix, parse_pin, pins_for
+        from autoshard.api.pins import parse_fix, parse_pin, parse_space, pins_for
         from autoshard.api.simulate import simulate as predict
         from autoshard.hardware import parse_cluster
 
-        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(cluster)
+        fixed, pinned, where = parse_fix(fix), parse_pin(pin), parse_cluster(with_collectives(cluster, collectives))
+        wider = parse_space(space)
         graph = traced(model, tell)
-        data = predict(graph, where, workload, fixed=fixed, pinned=pins_for(graph, pinned), uneven=allow_uneven)
+        pins = pins_for(graph, pinned, wider)
+        data = predict(graph, where, workload, fixed=fixed, pinned=pins, uneven=allow_uneven, wider=wider)
     data["seconds"] = time.perf_counter() - start
     if json:
         show_json(data)

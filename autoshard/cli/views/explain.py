@@ -1,6 +1,6 @@
 """An explanation, or two plans apart, as people read it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -35,6 +35,10 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield ""
     yield Text("choices: the best rate with each, all others free (degrees and batch held)", style="bold")
     yield _choices(data["choices"])
+    if data["collectives"]:
+        yield ""
+        yield Text("collectives: the algorithm priced, and the others", style="bold")
+        yield _edges(data["collectives"])
     if data["next_best"]:
         yield ""
         yield from _next_best(data["next_best"])
@@ -87,6 +91,22 @@ def _choices(choices: Mapping[str, Any]) -> Table:
     for key, op in choices.items():
         costs = {numbers.choice(o["choice"]): _cost(o) for o in op["options"]}
         table.add_row(f"  {key}", numbers.choice(op["taken"]), *(costs.get(n, "") for n in ("0", "1", "-")))
+    return table
+
+
+def _edges(edges: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("  of", "collective", "bytes", "calls", "algorithm", "a call", "others")
+    for e in edges:
+        others = (f"{name} {numbers.seconds(s)}" for name, s in e["seconds"].items() if name != e["algorithm"])
+        table.add_row(
+            f"  {e['where']}",
+            f"{e['kind']} {e['axis']}({e['group_size']})",
+            numbers.num_bytes(e["num_bytes"]),
+            str(e["count"]),
+            e["algorithm"],
+            numbers.seconds(e["seconds"][e["algorithm"]]),
+            ", ".join(others),
+        )
     return table
 
 

@@ -1,14 +1,35 @@
 """Attention core: 0 gives every rank its heads (and, as far as they go round, its kv heads); none all heads.
 
+In the wider space (`autoshard.sharding.wider`) 1 splits keys and values over their tokens where kv heads do not go
+round: ranks with the same kv heads gather their queries and exchange partial outputs.
+
 Parameters of a core are vectors over the heads (sinks). A core whose queries, keys and values are cut from one
 projection has that projection delivered by heads, if its module was found to work on a share of them: as many shares
 as there are kv heads at most, since such a module cannot be given a kv head twice.
 """
 
+from dataclasses import replace
+
 from autoshard.ir import Attention
-from autoshard.sharding.layout import R, S, TensorAxes
+from autoshard.sharding.layout import R, S, Step, TensorAxes
 from autoshard.sharding.option import Option, Pad, ParamSharding
 from autoshard.sharding.padding import PLAIN
+
+
+def sequence_options(op: Attention, axes: TensorAxes) -> tuple[Option, ...]:
+    """The choice that splits keys and values over their tokens, of a core that could be split by heads.
+
+    Rows of the all_to_all hold, per head, a partial output and one float32, the logarithm of its sum of exponentials.
+    """
+    by_heads = options(op, axes)[0]
+    if by_heads.choice != 0 or op.split is not None:
+        return ()
+    heads = op.heads.size
+    queries = Step(kind="all_gather", axis="tp_rep", rows="local", width=heads * op.qk_dim, split=("tp_kv",))
+    partial = Step(
+        kind="all_to_all", axis="tp_rep", rows="local", width=heads * op.v_dim, statistics=heads, split=("tp_kv",)
+    )
+    return (replace(by_heads, choice=1, internal=(queries, partial), split_in="tp_rep", pads=(), grain=PLAIN),)
 
 
 def options(op: Attention, axes: TensorAxes, *, separate: bool = True, padded: bool = False) -> tuple[Option, ...]:
