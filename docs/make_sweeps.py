@@ -26,8 +26,8 @@ bytes, count) or in bytes of parameters, and the worst error of logits.
   attention 3 x 3 x 2 x 3 x 3^2; one fused projection 3^2 x 3^2), on 2 simulated ranks, one layer of every kind; the
   choices of other ops are drawn. `x` marks families of which every combination of the attention ran, with those of the
   FFN dealt over them.
-- simulated: {RANDOM} random strategies of the space on 4 simulated ranks (seed {SEED}), at all degrees, two stages
-  included.
+- simulated: {RANDOM} different strategies of the space, drawn by hypothesis with seed {SEED}, on 4 simulated ranks, at
+  all degrees, two stages included.
 - real: {REAL} more on 4 gloo processes (seed {SEED + 1}).
 
 | family | combinations | simulated | real |

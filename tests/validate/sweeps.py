@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import torch
+
 from autoshard.ir import ExpertsLinear, LatentAttention, Linear, OpGraph
 from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, mesh_of, strategy_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
@@ -16,7 +18,7 @@ from autoshard.tracing import ConfigSource, FactorySource, ModelSource, resolve,
 from autoshard.validate import Case, ModelJob, ValidationReport, validate
 from tests.tracing.families import FAMILIES
 from tests.validate.sources import SOURCES
-from tests.validate.strategies import random_strategies
+from tests.validate.strategies import drawn_strategies
 
 CHOICES: tuple[Choice, ...] = (0, 1, None)
 FULL = {
@@ -191,10 +193,10 @@ def run_combinations(name: str, stride: slice = slice(None), *, crossed: bool = 
 
 
 def run_random(name: str, count: int, seed: int, *, simulated: bool) -> Outcome:
-    """Random strategies of a family on four ranks, at all degrees, stages included, in float64."""
+    """Strategies of a family that hypothesis draws, on four ranks, at all degrees, stages included, in float64."""
     source = deep_source(name)
     graph = trace_source(source)
-    drawn = random_strategies(graph, 4, count, seed, stages=(1, 2))
+    drawn = drawn_strategies(graph, 4, count, seed, stages=(1, 2))
     cases = [Case(name=f"random, seed {seed}, no {i}", strategy=s) for i, s in enumerate(drawn)]
     return _run(name, source, graph, cases, 4, seed, simulated=simulated)
 
@@ -217,4 +219,5 @@ def _run(
         sequences=nproc,
         lengths=(6, 1),
     )
+    torch.set_num_threads(1)  # tensors are tiny, and ranks that are threads take turns anyway
     return Outcome(name, nproc, seed, validate([job], nproc=nproc, simulated=simulated, timeout_s=3000))
