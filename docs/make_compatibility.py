@@ -5,13 +5,13 @@ float64 with forced float32 lifted, a prompt and cached decode steps, and compar
 ``python docs/make_compatibility.py NAME...`` runs these only; the table's other rows stay.
 """
 
-import importlib.util
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from autoshard import catalogue
@@ -20,12 +20,13 @@ from autoshard.ir import Attention, OpGraph
 from autoshard.sharding import RESIDUAL, Degrees, Strategy, strategy_reasons
 from autoshard.sharding.legality import choice_keys, expert_counts
 from autoshard.sharding.patterns import pattern_strategy
-from autoshard.tracing import ModelSource, resolve, trace_source
+from autoshard.tracing import ConfigSource, ModelSource, resolve, trace_source
+from autoshard.tracing.quantised import blocks_of, reduced_quantisation
 from autoshard.validate import Case, ModelJob, ValidationReport, validate
+from autoshard.validate.quantised import form_of, write_checkpoint
 
 NPROC = 4
 DISPATCH = "model/dispatch"
-HAS_PIPELINE = importlib.util.find_spec("autoshard.emit.pipeline") is not None
 
 MODELS = (
     "mixtral-8x7b",
@@ -88,6 +89,12 @@ OTHERS: Mapping[str, dict[str, Any]] = {
 }
 """Architectures that the catalogue has no model of."""
 
+QUANTISED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v3 in fp8 blocks": ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "gpt-oss-20b in mxfp4": ("gpt-oss-20b", {"quant_method": "mxfp4"}),
+}
+"""Rows of which ranks load their shards from a quantised checkpoint of that format."""
+
 COLUMNS = (
     "Megatron",
     "all-gather, both dims",
@@ -117,8 +124,9 @@ SIMULATED = (
 TEXT = """# What runs, and how exactly
 
 Written by `python docs/make_compatibility.py`: do not edit. Each architecture, built small with random weights, runs a
-prompt and cached decode steps sharded on four simulated ranks (pipelines of some rows: gloo ranks) and is compared with
-itself unsharded, in float64 with forced float32 lifted in both. A number is the worst max|a-b| / max|b| of the logits
+prompt and cached decode steps sharded on simulated ranks (four; two in column PP2) and is compared with itself
+unsharded, in float64 with forced float32 lifted in both; where it is quantised, the whole model has the dequantised
+weights and ranks load their shards from blocks and scales. A number is the worst max|a-b| / max|b| of the logits
 over ranks and passes; beside it stands nothing else only if the collectives (kind, group, bytes, count) and the bytes
 of parameters of every rank were exactly those listed beforehand. A letter is the reason why something is not offered.
 Degrees: Megatron, all-gather and replicated tp=4; EP tp=4, ep=4; EP x TP ep=2, etp=2; DP attention + EP dp=4, ep=4.
@@ -189,8 +197,16 @@ def cells(graph: OpGraph) -> Iterator[tuple[str, Cell]]:
         ("PP2", Degrees(pp=2, batch=2)),
         ("PP2 x TP2", Degrees(pp=2, tp=2, etp=2, batch=2)),
     ):
-        whole = Cell(reason="pipeline stages are planned, not yet run")
-        yield name, pattern(graph, "megatron", degrees) if HAS_PIPELINE else whole
+        yield name, pattern(graph, "megatron", degrees)
+
+
+def small(source: ModelSource, plan_tp: int | None = None) -> ModelSource:
+    """The model reduced, and quantised as it is."""
+    reduced = source.reduced(tp=NPROC, ep=NPROC, etp=NPROC, nproc=NPROC, plan_tp=plan_tp)
+    if not isinstance(source, ConfigSource) or not isinstance(reduced, ConfigSource):
+        return reduced
+    fields = reduced_quantisation(source.config, reduced.config, NPROC)
+    return replace(reduced, config={**reduced.config, **fields})
 
 
 def kv_cell(source: ModelSource, graph: OpGraph) -> tuple[ModelSource, OpGraph, Cell]:
@@ -200,18 +216,29 @@ def kv_cell(source: ModelSource, graph: OpGraph) -> tuple[ModelSource, OpGraph, 
         return source, graph, Cell(reason="latent attention has no kv heads")
     sizes = {**getattr(source, "kwargs", {}), **getattr(source, "config", {})}
     twice = 2 * int(sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
-    small = source.reduced(tp=NPROC, ep=NPROC, etp=NPROC, nproc=NPROC, plan_tp=max(twice, NPROC))
-    traced = trace_source(small)
+    fewer = small(source, max(twice, NPROC))
+    traced = trace_source(fewer)
     found = next(op for _, op in traced.all_ops() if isinstance(op, Attention))
     if found.kv_heads.size >= NPROC or found.heads.size == found.kv_heads.size:
-        return small, traced, Cell(reason="as many kv heads as heads")
-    return small, traced, pattern(traced, "megatron", Degrees(tp=NPROC, etp=NPROC))
+        return fewer, traced, Cell(reason="as many kv heads as heads")
+    return fewer, traced, pattern(traced, "megatron", Degrees(tp=NPROC, etp=NPROC))
 
 
-def job(source: ModelSource, graph: OpGraph, found: Mapping[str, Cell]) -> ModelJob:
+def job(source: ModelSource, graph: OpGraph, found: Mapping[str, Cell], checkpoint: str | None) -> ModelJob:
     """All cases of some cells, named by column."""
     cases = tuple(Case(name=name, strategy=s) for name, cell in found.items() for s in cell.strategies)
-    return ModelJob(source=source.to_dict(), graph=graph, cases=cases, dtypes=("float64",))
+    return ModelJob(source=source.to_dict(), graph=graph, cases=cases, dtypes=("float64",), checkpoint=checkpoint)
+
+
+def written_quantised(source: ModelSource, graph: OpGraph, folder: Path) -> str | None:
+    """The folder of a checkpoint in the format that the model's config names; None where it names none."""
+    form = form_of(getattr(source, "config", {}))
+    if form is None:
+        return None
+    folder.mkdir()
+    whole = source.build(device="cpu", dtype="float32", seed=0, experts="eager")
+    assert write_checkpoint(whole, graph, form, blocks_of(graph), folder)["quantised"] > 0
+    return str(folder)
 
 
 def text_of(reports: list[ValidationReport]) -> str:
@@ -224,19 +251,21 @@ def text_of(reports: list[ValidationReport]) -> str:
     return "0" if worst == 0 else f"{worst:.0e}"
 
 
-def row(source: ModelSource) -> dict[str, str]:
-    """All columns of one architecture."""
-    reduced = source.reduced(tp=NPROC, ep=NPROC, etp=NPROC, nproc=NPROC)
+def row(source: ModelSource, folder: Path) -> dict[str, str]:
+    """All columns of one architecture; checkpoints go into ``folder``."""
+    reduced = small(source)
     graph = trace_source(reduced)
+    stored = written_quantised(reduced, graph, folder / "all")
     found = dict(cells(graph))
     kv_source, kv_graph, kv = kv_cell(source, graph)
     texts = {name: f"({cell.reason})" for name, cell in {**found, "kv < tp": kv}.items() if not cell.strategies}
     pipelines = {n: c for n, c in found.items() if n.startswith("PP") and c.strategies}
     stage = {n: c for n, c in found.items() if n not in pipelines and c.strategies}
-    runs = [(job(reduced, graph, stage), NPROC)]
+    runs = [(job(reduced, graph, stage, stored), NPROC)]
     if kv.strategies:
-        runs.append((job(kv_source, kv_graph, {"kv < tp": kv}), NPROC))
-    runs += [(job(reduced, graph, {n: c}), c.strategies[0].degrees.num_devices) for n, c in pipelines.items()]
+        own = written_quantised(kv_source, kv_graph, folder / "kv")
+        runs.append((job(kv_source, kv_graph, {"kv < tp": kv}, own), NPROC))
+    runs += [(job(reduced, graph, {n: c}, stored), c.strategies[0].degrees.num_devices) for n, c in pipelines.items()]
     for work, nproc in runs:
         by_name: dict[str, list[ValidationReport]] = {}
         for report in validate([work], nproc=nproc, simulated=True, timeout_s=600):
@@ -281,11 +310,16 @@ def main(names: list[str]) -> None:
     """Run all architectures (or those named) and put their rows into the table."""
     sources: dict[str, ModelSource] = {name: catalogue.find(name) for name in MODELS}
     sources |= {name: resolve({"model_type": name, **config}) for name, config in OTHERS.items()}
+    for name, (model, how) in QUANTISED.items():
+        plain = catalogue.find(model)
+        assert isinstance(plain, ConfigSource)
+        sources[name] = replace(plain, config={**plain.config, "quantization_config": how})
     file = Path(__file__).with_name("compatibility.md")
     for name in names or sources:
         start = time.perf_counter()
         try:
-            found = row(sources[name])
+            with TemporaryDirectory(prefix="autoshard-compatibility-") as folder:
+                found = row(sources[name], Path(folder))
         except AutoshardError as error:
             found = dict.fromkeys(COLUMNS, f"({error})")
         print(f"{name}: {time.perf_counter() - start:.1f} s {found}", file=sys.stderr, flush=True)

@@ -154,9 +154,9 @@ class Plan:
         boxes. Shapes do not depend on the plan: what one plan saved, another can load.
 
         Raises:
-            PlanMismatchError: when the plan was not applied to the model.
+            PlanMismatchError: when the plan was not applied to the model, or fills up heads.
         """
-        return distributed_state(model, self.data.graph)
+        return distributed_state(model, self.data.graph, self.strategy)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file."""

@@ -174,12 +174,14 @@ def _keep_width_around(
         carry_inside(parent, axes["tp"])
     width = {Layout.REPLICATED: whole, Layout.SHARDED: whole // axes["tp"].size, Layout.TOKENS: whole}
     before, after = width[producer.delivered], width[down.delivered]
-    if before == after:
+    if before == after == whole:
         return
+    # A forward takes the width of its input, or (GraniteMoE) knows the whole model's.
+    full = whole if before == after else before
 
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with LocalWidth(full=before, local=after):
+            with LocalWidth(full=full, local=after):
                 return forward(*args, **kwargs)
 
         return run

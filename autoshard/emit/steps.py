@@ -53,8 +53,8 @@ def run_step(x: Tensor, step: Step, axis: MeshAxis) -> Tensor:
             return all_reduce(x, axis)
         case "all_gather":
             whole = all_gather(x, dim, axis, step.packed)
-            if step.dim == "feature" and step.width:
-                whole = cut_off(whole, dim, step.width, axis.size, step.packed, step.grain)
+            if step.dim == "feature" and (step.width or step.statistics):  # statistics: scores of a router
+                whole = cut_off(whole, dim, step.width or step.statistics, axis.size, step.packed, step.grain)
             return by_part(whole, dim, step.parts, axis.size) if step.parts else whole
         case "reduce_scatter":
             return reduce_scatter(x, dim, axis, step.packed)

@@ -47,6 +47,9 @@ def reasons(graph: OpGraph, strategy: Strategy) -> tuple[str, ...]:
         found.append(f"pp={strategy.degrees.pp}: the file runs one stage; pipelines are not exported")
     if strategy.residual is Layout.TOKENS and strategy.degrees.tp > 1:
         found.append(f"{RESIDUAL}=1: the file keeps a residual whole or splits its features, not its tokens")
+    loops = [op.fqn for _, op in graph.all_ops() if isinstance(op, ExpertsLinear) and not is_stacked(op)]
+    if loops and strategy.residual is Layout.SHARDED and strategy.degrees.tp > 1:
+        found.append(f"{RESIDUAL}=0: the model's own code runs experts of {loops[0]}, and makes a whole residual")
     return tuple(found)
 
 
@@ -200,7 +203,7 @@ def _calls(reading: Reading, block: Block) -> Iterator[str]:
         if others:
             yield call("run_local", ["model", quoted(at), f"[{', '.join(quoted(o) for o in others)}]"], {})
     for item in items:
-        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down":
+        if isinstance(item.op, ExpertsLinear) and item.op.stage == "down" and is_stacked(item.op):
             yield from _keep_width(reading, block, item, items)
 
 

@@ -83,14 +83,17 @@ class Step:
         """
         statistic_bytes = max(4.0, activation_bytes)
         width: Any = self.width
+        statistics: Any = self.statistics
         indices: Any = self.indices
         if sizes is not None:
             gathered = self.dim == "feature" and self.kind in ("all_gather", "reduce_scatter")
             for axis in (*((self.axis,) if gathered else ()), *(a for a in self.split if a != "ep")):
                 width = padded_width(width, sizes[axis], packed=self.packed, grain=self.grain)
+            if gathered:
+                statistics = padded_width(statistics, sizes[self.axis])
             if self.rows == "counts":
                 indices = padded_width(indices, sizes[self.axis])
-        return width * activation_bytes + self.statistics * statistic_bytes + indices * INDEX_BYTES
+        return width * activation_bytes + statistics * statistic_bytes + indices * INDEX_BYTES
 
 
 def own_tokens(tokens: Any, sizes: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from autoshard.sharding.space import (
     split_tokens_reason,
 )
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL, Strategy
-from autoshard.sharding.wider import SEQUENCE, WIDER, option_under
+from autoshard.sharding.wider import SEQUENCE, WIDER, follows_core, option_under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ def strategy_reasons(graph: OpGraph, strategy: Strategy) -> tuple[Reason, ...]:
             op = block.op(name)
             why = option_illegal(option, sizes, strategy.residual, op, uneven=strategy.uneven)
             wanted: Choice = strategy.choice(choice_key(graph, block, op))
-            follows = op.follows is not None and wanted == SEQUENCE
+            follows = follows_core(op) and wanted == SEQUENCE
             if why is None and option.choice != wanted and not follows:
                 why = "the op has no such choice"
             if why is not None:

@@ -8,7 +8,7 @@ one all_to_all, after which every rank has the outputs of its heads, as under ch
 """
 
 from autoshard.errors import InvalidInputError
-from autoshard.ir import Attention, FusedOp, LatentAttention, OpGraph
+from autoshard.ir import Attention, FusedOp, LatentAttention, Linear, OpGraph
 from autoshard.sharding.option import Choice, Option
 from autoshard.sharding.strategy import Strategy
 
@@ -36,6 +36,11 @@ def has_sequence_option(op: FusedOp) -> bool:
     return isinstance(op, Attention) and op.pooled is None and op.selected is None
 
 
+def follows_core(op: FusedOp) -> bool:
+    """Whether an op has the choice of an attention core: what follows it, and the matrix that expands its latent."""
+    return op.follows is not None or (isinstance(op, Linear) and op.in_dim.name == "kv_rank")
+
+
 def option_under(op: FusedOp, offered: tuple[Option, ...], choice: Choice) -> Option:
     """The option an op takes under the choice that decides it: its own, or that of what it follows.
 
@@ -43,7 +48,7 @@ def option_under(op: FusedOp, offered: tuple[Option, ...], choice: Choice) -> Op
     op has no such option.
     """
     by_choice = {option.choice: option for option in offered}
-    if choice == SEQUENCE and choice not in by_choice and op.follows is not None:
+    if choice == SEQUENCE and choice not in by_choice and follows_core(op):
         choice = 0 if 0 in by_choice else None
     return by_choice[choice] if choice in by_choice else by_choice[None]
 

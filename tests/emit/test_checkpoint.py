@@ -360,7 +360,7 @@ def test_torch_checkpoints_see_boxes() -> None:
     with rank_of_four(3, graph, MIXED) as mesh:
         model = emit.apply(whole_model(), graph, strategy, mesh)
         name = "model.layers.0.mlp.experts.gate_up_proj"
-        shown: Any = distributed_state(model, graph)[name]
+        shown: Any = distributed_state(model, graph, strategy)[name]
         assert tuple(shown.shape) == (8, 2, 96, 64)
         assert tuple(shown.placements) == (Shard(0), Shard(2))
         parameter: Any = model.get_parameter(name)
@@ -368,7 +368,7 @@ def test_torch_checkpoints_see_boxes() -> None:
         whole = whole_model().get_parameter(name).detach().view(8, 2, 96, 64)
         assert torch.equal(shown.to_local(), whole[4:, :, 48:])
         with pytest.raises(PlanMismatchError, match="was not applied"):
-            distributed_state(whole_model(), graph)
+            distributed_state(whole_model(), graph, strategy)
 
 
 def round_trip(rank: int, folder: str) -> None:
@@ -381,16 +381,16 @@ def round_trip(rank: int, folder: str) -> None:
     for i, degrees in enumerate((Degrees(tp=2, etp=2), Degrees(dp=2, ep=2, batch=2), Degrees(pp=2, batch=2))):
         strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
         want = emit.apply(whole_model(), graph, strategy, mesh)
-        dcp.save(distributed_state(want, graph), checkpoint_id=f"{folder}/dcp{i}")
+        dcp.save(distributed_state(want, graph, strategy), checkpoint_id=f"{folder}/dcp{i}")
         for saved in {0, i}:
             got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
-            dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp{saved}")
+            dcp.load(distributed_state(got, graph, strategy), checkpoint_id=f"{folder}/dcp{saved}")
             assert_same_shards(got, want)
     # What stages saved, loaded in one.
     degrees = Degrees(tp=2, etp=2)
     strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
     got = emit.apply(SOURCES["mixtral"].build(device="cpu", dtype="float32", seed=9), graph, strategy, mesh)
-    dcp.load(distributed_state(got, graph), checkpoint_id=f"{folder}/dcp2")
+    dcp.load(distributed_state(got, graph, strategy), checkpoint_id=f"{folder}/dcp2")
     assert_same_shards(got, emit.apply(whole_model(), graph, strategy, mesh))
     dist.destroy_process_group()
 

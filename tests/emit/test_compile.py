@@ -8,15 +8,21 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from autoshard.emit import apply, device_mesh
 from autoshard.emit.grouped import grouped_linear
-from autoshard.sharding import Degrees
+from autoshard.sharding import Choice, Degrees
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.tracing import ConfigSource, trace
 from tests.validate.sources import SOURCES
 
 WORLD = 2
+CASES: dict[str, tuple[Degrees, Choice]] = {
+    "ep": (Degrees(tp=2, ep=2), None),
+    "etp": (Degrees(tp=2, etp=2), None),
+    "exchange": (Degrees(tp=2, ep=2), 0),
+}
 
 
 def test_rows_find_their_expert_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +51,7 @@ def _rank(rank: int, found: Any) -> None:
     source = ConfigSource(name="m", class_name=source.class_name, config={**source.config, "num_hidden_layers": 1})
     graph = trace(source.build(dtype="float32"), name="m")
     ids = torch.randint(256, (2, 6), generator=torch.Generator().manual_seed(0))
-    for name, degrees in {"ep": Degrees(tp=2, ep=2), "etp": Degrees(tp=2, etp=2)}.items():
+    for name, (degrees, dispatch) in CASES.items():
         model = source.build(device="cpu", dtype="float32", seed=0, experts="eager")
         graphs: list[int] = []
 
@@ -55,18 +61,26 @@ def _rank(rank: int, found: Any) -> None:
 
         with torch.no_grad():
             want = Logits(model)(ids)
-            apply(model, graph, pattern_strategy(graph, degrees, "megatron"), device_mesh(graph, degrees, "cpu"))
+            strategy = pattern_strategy(graph, degrees, "megatron", dispatch=dispatch)
+            apply(model, graph, strategy, device_mesh(graph, degrees, "cpu"))
+            counters.clear()
             got = torch.compile(Logits(model), backend=backend)(ids)
-        found[f"{name}{rank}"] = (len(graphs), float((got - want).abs().max() / want.abs().max()))
+        error = float((got - want).abs().max() / want.abs().max())
+        found[f"{name}{rank}"] = (len(graphs), error, " ".join(counters["graph_break"]))
     dist.destroy_process_group()
 
 
 @pytest.mark.wide
 @pytest.mark.timeout(600)
-def test_two_ranks_of_mixtral_are_one_graph() -> None:
+def test_two_ranks_of_mixtral_are_one_graph_or_the_break_is_named() -> None:
     with mp.get_context("spawn").Manager() as manager:
         found = manager.dict()
         mp.start_processes(_rank, args=(found,), nprocs=WORLD, start_method="spawn")
         results = dict(found)
-    assert len(results) == 2 * WORLD
-    assert all(graphs == 1 and error < 1e-5 for graphs, error in results.values()), results
+    assert len(results) == len(CASES) * WORLD
+    for name, (graphs, error, breaks) in results.items():
+        assert error < 1e-5, results
+        if name.startswith("exchange"):  # how many rows a rank gets is read off what it is sent
+            assert graphs > 1 and "_local_scalar_dense" in breaks, results
+        else:
+            assert (graphs, breaks) == (1, ""), results

@@ -1,15 +1,20 @@
 """Dims that do not divide: filling them up, cutting them off, and loading what was never filled up."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from autoshard import emit
-from autoshard.emit.checkpoint import load_weights, save_sharded
+from autoshard.emit.checkpoint import distributed_state, load_weights, save_sharded
 from autoshard.emit.checkpoint.regions import Region
 from autoshard.emit.padding import cut_off, fill_up
+from autoshard.errors import PlanMismatchError
 from autoshard.sharding import Degrees
 from autoshard.sharding.padding import fits, padded_runs, padded_width
 from autoshard.sharding.patterns import pattern_strategy
@@ -81,3 +86,55 @@ def test_shards_of_a_checkpoint_are_those_of_the_model(pattern: str, tmp_path: P
             got = emit.apply(build(), graph, again, mesh)
             load_weights(got, graph, again, mesh, tmp_path / "shards", **options)
             assert_same_shards(got, want)
+
+
+def test_torch_checkpoints_see_what_is_not_filled_up() -> None:
+    # 250 rows of the table over tp=4 are 63 each, 61 on the last; 7 experts over ep=2 are 4 and 3; of gate|up 2 x 90
+    # over etp=2 half of each; 2 kv heads' groups of 3 heads are filled up in the middle, which no box shows.
+    graph = graph_of("mixtral")
+    degrees = Degrees(tp=4, ep=2, etp=2)
+    strategy = pattern_strategy(graph, degrees, "megatron", uneven=True)
+    heads = {c: None for c in ("layers/q", "layers/k", "layers/v", "layers/attention", "layers/o")}
+    plain = replace(strategy, choices=tuple({**dict(strategy.choices), **heads}.items()))
+    whole = dict(build(device="cpu", seed=3).named_parameters())
+    with rank_of_four(3, graph, degrees) as mesh:
+        state = distributed_state(emit.apply(build(device="cpu", seed=3), graph, plain, mesh), graph, plain)
+        table: Any = state["model.embed_tokens.weight"]
+        assert tuple(table.shape) == (250, 64) and torch.equal(
+            table.to_local(), whole["model.embed_tokens.weight"][189:]
+        )
+        name = "model.layers.0.mlp.experts.gate_up_proj"
+        banks: Any = state[name]
+        assert tuple(banks.shape) == (7, 2, 90, 64) and tuple(banks.placements) == (Shard(0), Shard(2))
+        assert torch.equal(banks.to_local(), whole[name].unflatten(1, (2, 90))[4:, :, 45:])
+        with pytest.raises(
+            PlanMismatchError, match=r"q_proj.weight \(96, 64\) is filled up to \(128, 64\) head by head"
+        ):
+            distributed_state(emit.apply(build(device="cpu", seed=3), graph, strategy, mesh), graph, strategy)
+
+
+def round_trip(rank: int, folder: str) -> None:
+    """Saved over four ranks that 7 experts and 250 rows do not divide by, loaded by them and over two and two."""
+    import torch.distributed.checkpoint as dcp
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    graph = graph_of("mixtral")
+    for i, degrees in enumerate(
+        (Degrees(dp=2, tp=2, ep=4, batch=2), Degrees(dp=4, ep=4, batch=4), Degrees(dp=4, ep=2, etp=2, batch=4))
+    ):
+        strategy, mesh = pattern_strategy(graph, degrees, "megatron"), emit.device_mesh(graph, degrees, "cpu")
+        want = emit.apply(build(device="cpu", seed=3), graph, strategy, mesh)
+        dcp.save(distributed_state(want, graph, strategy), checkpoint_id=f"{folder}/dcp{i}")
+        for saved in {0, i}:
+            got = emit.apply(build(device="cpu", seed=9), graph, strategy, mesh)
+            dcp.load(distributed_state(got, graph, strategy), checkpoint_id=f"{folder}/dcp{saved}")
+            assert_same_shards(got, want)
+    dist.destroy_process_group()
+
+
+@pytest.mark.wide
+def test_torch_distributed_checkpoint_round_trip(tmp_path: Path) -> None:
+    import torch.multiprocessing as mp
+
+    mp.start_processes(round_trip, args=(str(tmp_path),), nprocs=4, start_method="spawn")  # type: ignore[no-untyped-call]

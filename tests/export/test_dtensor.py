@@ -4,6 +4,7 @@ What is compared is all that `autoshard.validate` compares, with the exported fi
 """
 
 import ast
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from autoshard.api.solve import make_simulator, solve
 from autoshard.export import TARGETS
 from autoshard.export.runtime_source import runtime_source
 from autoshard.hardware import parse_cluster
+from autoshard.ir import ExpertsLinear
 from autoshard.sharding import Degrees
+from autoshard.sharding.legality import choice_key
 from autoshard.sharding.patterns import pattern_strategy
 from autoshard.sharding.strategy import DISPATCH, RESIDUAL
 from autoshard.validate import Case, ModelJob, validate
@@ -20,6 +23,8 @@ from autoshard.validate.cases import default_cases
 from autoshard.workload import Workload
 from tests.export.exported import file_of
 from tests.validate.sources import SOURCES, graph_of
+from tests.validate.test_plain import graph_of as plain_graph
+from tests.validate.test_plain import source as plain_source
 
 TARGET = TARGETS["dtensor"]
 HOOK = "tests.export.exported:in_place_of_apply"
@@ -47,6 +52,27 @@ def test_a_module_that_runs_on_its_heads() -> None:
     strategy = pattern_strategy(graph, Degrees(tp=2, etp=2), "megatron")
     assert "heads(" in file_of(graph, strategy)
     assert run("fused-gpt", [Case(name="tp", strategy=strategy)], 2) == 1
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["WhereLoop", "Fused", "Einsum"])
+def test_experts_that_the_models_own_code_runs_whole(kind: str) -> None:
+    graph = plain_graph(kind)
+    cases = []
+    for pattern in ("megatron", "gather_out"):
+        found = pattern_strategy(graph, Degrees(tp=2, etp=2), pattern)
+        own = {choice_key(graph, b, op): None for b, op in graph.all_ops() if isinstance(op, ExpertsLinear)}
+        if kind == "WhereLoop":
+            assert "run by the model's own code, and split" in TARGET.reasons(graph, found)[0]
+        strategy = replace(found, choices=tuple({**dict(found.choices), **own}.items()))
+        cases.append(Case(name=pattern, strategy=strategy, hook=HOOK))
+        sharded = replace(strategy, choices=tuple({**dict(strategy.choices), RESIDUAL: 0}.items()))
+        assert any(r.startswith(f"{RESIDUAL}=0: the model's own code runs") for r in TARGET.reasons(graph, sharded))
+    job = ModelJob(source=plain_source(kind).to_dict(), graph=graph, cases=tuple(cases))
+    reports = validate([job], nproc=2, dtypes=("float64",), timeout_s=300, simulated=True)
+    assert [(r.passed, r.difference) for r in reports] == [(True, None)] * 2
+    found = nearest_strategy(make_simulator(graph, parse_cluster("H100x2"), Workload()), "dtensor")
+    assert found.strategy is not None and not TARGET.reasons(graph, found.strategy)
 
 
 @pytest.mark.wide

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import torch
+
 from autoshard.ir import ExpertsLinear, LatentAttention, Linear, OpGraph
 from autoshard.sharding import RESIDUAL, Choice, Degrees, Strategy, mesh_of, strategy_reasons
 from autoshard.sharding.legality import axis_sizes, choice_key, option_illegal
@@ -16,7 +18,7 @@ from autoshard.tracing import ConfigSource, FactorySource, ModelSource, resolve,
 from autoshard.validate import Case, ModelJob, ValidationReport, validate
 from tests.tracing.families import FAMILIES
 from tests.validate.sources import SOURCES
-from tests.validate.strategies import random_strategies
+from tests.validate.strategies import drawn_strategies
 
 CHOICES: tuple[Choice, ...] = (0, 1, None)
 FULL = {
@@ -187,29 +189,30 @@ def run_combinations(name: str, stride: slice = slice(None), *, crossed: bool = 
     cases = [Case(name=n, strategy=s) for n, s in sweep(graph, 2, crossed=crossed)]
     wanted = MORE[name] if name in MORE else FULL[name] // (9 if crossed else 1)
     assert len(cases) == wanted, f"{name} has {len(cases)} combinations"
-    return _run(name, source, graph, cases[stride], 2, None, simulated=True)
+    (found,) = _run([name], [_job(source, graph, cases[stride], 2)], 2, None, simulated=True)
+    return found
 
 
 def run_random(name: str, count: int, seed: int, *, simulated: bool) -> Outcome:
-    """Random strategies of a family on four ranks, at all degrees, stages included, in float64."""
-    source = deep_source(name)
-    graph = trace_source(source)
-    drawn = random_strategies(graph, 4, count, seed, stages=(1, 2))
-    cases = [Case(name=f"random, seed {seed}, no {i}", strategy=s) for i, s in enumerate(drawn)]
-    return _run(name, source, graph, cases, 4, seed, simulated=simulated)
+    """Strategies of a family that hypothesis draws, on four ranks, at all degrees, stages included, in float64."""
+    (found,) = run_random_of([name], count, seed, simulated=simulated)
+    return found
 
 
-def _run(
-    name: str,
-    source: ModelSource,
-    graph: OpGraph,
-    cases: Sequence[Case],
-    nproc: int,
-    seed: int | None,
-    *,
-    simulated: bool,
-) -> Outcome:
-    job = ModelJob(
+def run_random_of(names: Sequence[str], count: int, seed: int, *, simulated: bool) -> list[Outcome]:
+    """`run_random` of several families in one launch: real ranks take longer to start than to run them."""
+    jobs = []
+    for name in names:
+        source = deep_source(name)
+        graph = trace_source(source)
+        drawn = drawn_strategies(graph, 4, count, seed, stages=(1, 2))
+        cases = [Case(name=f"random, seed {seed}, no {i}", strategy=s) for i, s in enumerate(drawn)]
+        jobs.append(_job(source, graph, cases, 4))
+    return _run(names, jobs, 4, seed, simulated=simulated)
+
+
+def _job(source: ModelSource, graph: OpGraph, cases: Sequence[Case], nproc: int) -> ModelJob:
+    return ModelJob(
         source=source.to_dict(),
         graph=graph,
         cases=tuple(cases),
@@ -217,4 +220,14 @@ def _run(
         sequences=nproc,
         lengths=(6, 1),
     )
-    return Outcome(name, nproc, seed, validate([job], nproc=nproc, simulated=simulated, timeout_s=3000))
+
+
+def _run(
+    names: Sequence[str], jobs: Sequence[ModelJob], nproc: int, seed: int | None, *, simulated: bool
+) -> list[Outcome]:
+    torch.set_num_threads(1)  # tensors are tiny, and ranks that are threads take turns anyway
+    reports = list(validate(jobs, nproc=nproc, simulated=simulated, timeout_s=3000))
+    return [
+        Outcome(name, nproc, seed, tuple(reports.pop(0) for _ in job.cases))
+        for name, job in zip(names, jobs, strict=True)
+    ]

@@ -1,9 +1,11 @@
 """Widths that no degree divides: padded as the plan says, equal to the unsharded model, sent and held as listed."""
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.ir import OpGraph
-from autoshard.sharding import DISPATCH, Degrees, Strategy, paddings
+from autoshard.sharding import DISPATCH, Degrees, Strategy, collectives, paddings, strategy_reasons
 from autoshard.sharding.patterns import PATTERNS, pattern_strategy
 from autoshard.tracing import ConfigSource, ModelSource, trace
 from autoshard.validate import Case, ModelJob, ValidationReport, validate
@@ -158,4 +160,10 @@ def test_a_vocabulary_and_experts_are_padded_unasked() -> None:
     strategy: Strategy = pattern_strategy(graph, Degrees(dp=2, tp=2, ep=4, batch=2), "megatron", dispatch=0)
     assert set(paddings(graph, strategy)) == {"layers/experts_up", "layers/experts_down"}  # 250 = 2 x 125
     gathered = pattern_strategy(graph, Degrees(dp=2, tp=2, ep=4, batch=2), "megatron")
-    all_pass(run(name, [Case(name="exchanged", strategy=strategy), Case(name="gathered", strategy=gathered)], graph))
+    # Scores of 7 experts over tp=2 are gathered as 2 x 4: the eighth is none that a token may choose.
+    router = replace(gathered, choices=(*gathered.choices, ("layers/router", 0)), uneven=True)
+    assert strategy_reasons(graph, replace(router, uneven=False)) and not strategy_reasons(graph, router)
+    (scores,) = {c.num_bytes for c in collectives(graph, router, tokens=3, activation_bytes=2) if "router" in c.where}
+    assert scores == 3 * 8 * 4
+    cases = {"exchanged": strategy, "gathered": gathered, "router": router}
+    all_pass(run(name, [Case(name=n, strategy=s) for n, s in cases.items()], graph))
