@@ -38,9 +38,8 @@ Settings were chosen on toy problems and on models of the first half alone. That
 {", ".join(TUNED_ON[8:])}.
 """
 
-RUN_WITH = """The lines kept so far were run before a later change of the cost model (router, amounts of rows), which
-moved optima by some hundredths of a per cent (glm-4.5, H100x64, decode: 208.97 to 208.91): remove
-`docs/results/search.jsonl` and `build/catalogue.jsonl` and run `make search` for figures of this version.
+RUN_WITH = """Kept lines do not say which version they ran with: after a change of the cost model or of a search, remove
+`docs/results/search.jsonl` and `build/catalogue.jsonl` and run `make search`.
 """
 
 
