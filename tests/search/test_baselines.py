@@ -54,6 +54,7 @@ def test_annealing_finds_the_optimum(num_gpus: int, toy_seed: int, slo: float) -
         assert anneal.search(problem, seed=seed).throughput == pytest.approx(optimum, rel=1e-9), seed
 
 
+@pytest.mark.wide
 def test_evolution_finds_the_optimum_of_a_small_problem_and_ends() -> None:
     problem = ToyProblem(num_gpus=4, num_ops=2, budget=250)
     result = evolution.search(problem, seed=0)

@@ -110,7 +110,7 @@ def test_a_shared_expert_and_its_gate(family):
     assert set(block.op("ffn_add").inputs) == {"attn_add", "experts_down", "shared_gated"}
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_moe_text", marks=pytest.mark.wide)])
 def test_linear_attention_keeps_a_state_and_gates_its_output(name, family):
     graph = family(name)
     assert [b.repeat for b in graph.blocks] == [3, 1]
@@ -157,6 +157,7 @@ def test_lightning_attention_keeps_its_state_in_a_cache_of_the_models_own(family
     assert graph.kv_bytes_per_token() == 4 * (16 + 16) * 2
 
 
+@pytest.mark.wide
 def test_keys_that_are_the_values_are_cached_once(family):
     cores = [op for _, op in family("deepseek_v4").all_ops() if isinstance(op, Attention)]
     assert len(cores) == 3 and all(c.shared_kv and c.kv_heads.size == 1 for c in cores)
