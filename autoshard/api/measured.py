@@ -102,11 +102,15 @@ class _Bench:
         """Read the state file, or begin it."""
         if self.state is None:
             return
-        if not self.state.exists():
-            self.state.write_text(json.dumps(header) + "\n")
-            return
         try:
-            first, *lines = [json.loads(line) for line in self.state.read_text().splitlines()]
+            text = self.state.read_text() if self.state.exists() else ""
+            if not text:
+                self.state.write_text(json.dumps(header) + "\n")
+                return
+            whole, end, _ = text.rpartition("\n")
+            if len(whole) + len(end) < len(text):  # the last line was cut off while it was written
+                self.state.write_text(whole + end)
+            first, *lines = [json.loads(line) for line in whole.splitlines()]
             differs = [f"{n}={first[n]!r}, not {v!r}" for n, v in header.items() if first[n] != v]
             self.known = {tuple(int(c) for c in line["row"]): line for line in lines}
             for line in lines:
@@ -114,11 +118,21 @@ class _Bench:
                     raise ValueError("a sample is no time")
                 if line["failure"] is None and not line["samples_s"]:
                     raise ValueError("a line has no samples")
-        except (ValueError, TypeError, KeyError, UnicodeDecodeError, OSError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
             raise InvalidInputError(f"{self.state} is no state of a measured search: {error}") from None
         if differs:
             raise InvalidInputError(f"{self.state} holds other measurements: {'; '.join(differs)}; name another file")
         self.resumed = len(self.known)
+
+    def check(self, problem: MeasuredProblem) -> None:
+        """Raise InvalidInputError for a known strategy that is none of the problem's."""
+        width = len(problem.num_options)
+        for row in self.known:
+            fits = len(row) == width and all(0 <= c < 2**31 for c in row)
+            if not fits or not problem.legal(np.array([row], dtype=np.int64))[0]:
+                raise InvalidInputError(
+                    f"{self.state} is no state of a measured search: {list(row)} is no legal strategy of this one"
+                )
 
     def measure(self, rows: IntArray, strategies: Sequence[Strategy]) -> list[float]:
         """Tokens/s of strategies, each measured once in its life; 0 where it failed."""
@@ -198,6 +212,7 @@ def search_measured(
     )
     bench.open({**settings.header(source.name, graph.structural_hash()), "seed": seed})
     problem = MeasuredProblem(problem_of, bench.measure, budget=budget)
+    bench.check(problem)
     result = search_rounds(problem, seed=seed)
     return _report(problem, bench, result.calls, seed, budget, source.name)
 

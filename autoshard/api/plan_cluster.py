@@ -2,6 +2,7 @@
 
 from autoshard.errors import InvalidInputError, PlanMismatchError
 from autoshard.hardware import Cluster, parse_cluster
+from autoshard.hardware.names import LIBRARY
 from autoshard.plan import PlanData
 
 
@@ -20,6 +21,11 @@ def cluster_of(plan: PlanData, cluster: Cluster | None) -> Cluster:
             raise InvalidInputError(
                 f"the plan was made for {identity.name}, which is no <DEVICE>x<COUNT>: give its file with --cluster"
             ) from None
+    if identity.name.endswith(LIBRARY) != cluster.name.endswith(LIBRARY):
+        raise PlanMismatchError(
+            f"the plan was made for {identity.name}, and {cluster.name} chooses collectives otherwise:"
+            f" name the cluster {'with' if identity.name.endswith(LIBRARY) else 'without'} {LIBRARY} at its end"
+        )
     for name, planned, here in (
         ("device", identity.device, cluster.device.name),
         ("num_devices", identity.num_devices, cluster.num_devices),

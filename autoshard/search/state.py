@@ -31,7 +31,7 @@ from autoshard.simulator.simulator import Simulator
 
 SCHEMA = "autoshard.search-state/1"
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Index = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Line(BaseModel):
@@ -127,13 +127,14 @@ class SearchState:
         self._header = header.model_dump_json(by_alias=True)
         self._ended: dict[str, _Ended] = {}
         self._scores: dict[bytes, tuple[float, float]] = {}
-        if not path.exists() or path.stat().st_size == 0:
-            self._rewrite()
-            return
         try:
-            data = path.read_bytes()
+            begun = path.exists() and path.stat().st_size > 0
+            data = path.read_bytes() if begun else b""
         except OSError as error:
             raise InvalidInputError(f"cannot read the search state {path}: {error.strerror}") from None
+        if not begun:
+            self._rewrite()
+            return
         whole, _, rest = data.rpartition(b"\n")
         first, *lines = whole.split(b"\n")
         self._check_header(first, header)

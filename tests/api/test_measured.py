@@ -69,7 +69,7 @@ def test_what_was_measured_is_told_and_resumed(ranks: Ranks, tmp_path: Path) -> 
     # Interrupted after 7 lines: the same search goes on, and measures only what is missing.
     lines = state.read_text().splitlines()
     assert len(lines) == 13
-    state.write_text("\n".join(lines[:8]) + "\n")
+    state.write_text("\n".join(lines[:8]) + "\n" + lines[8][:-9])  # cut off in the ninth line
     ranks.launches = [(0, 0)]
     again = run(state)
     assert again["resumed"] == 7 and sum(n for n, r in ranks.launches[1:] if r == 5) == 5
@@ -78,6 +78,10 @@ def test_what_was_measured_is_told_and_resumed(ranks: Ranks, tmp_path: Path) -> 
 
     with pytest.raises(InvalidInputError, match=r"holds other measurements: context=32, not 64; name another file"):
         run(state, context=64)
+    for line in ('{"row": [0], "samples_s": [0.1], "failure": null}', "[" * 100_000):
+        state.write_text(f"{lines[0]}\n{line}\n")
+        with pytest.raises(InvalidInputError, match="is no state of a measured search"):
+            run(state)
     state.write_text('{"row": 1}\n')
     with pytest.raises(InvalidInputError, match="is no state of a measured search"):
         run(state)

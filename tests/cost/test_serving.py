@@ -62,20 +62,6 @@ def test_the_host_of_a_version() -> None:
         takes_turns("vllm", "", "May")
 
 
-def test_weights_in_4_bits_are_unpacked_no_faster_on_a_device_with_more_bandwidth() -> None:
-    slow, fast = (load_device(name) for name in ("H100", "H200"))
-    for engine in ("vllm", "sglang"):
-        rates = [
-            device.kernel("grouped_gemm", variant=f"{engine}/w4a16_mxfp4").memory_efficiency * device.memory_bytes_per_s
-            for device in (slow, fast)
-        ]
-        assert rates[1] == pytest.approx(rates[0], rel=1e-3), engine
-    # what the H200's file does not name is the H100's
-    for variant in ("vllm/fp8_block", "vllm/bfloat16", "trtllm/w4a16_mxfp4"):
-        assert fast.kernel("grouped_gemm", variant=variant) == slow.kernel("grouped_gemm", variant=variant)
-    assert fast.kernels["gemm"] == slow.kernels["gemm"]
-
-
 def test_an_engines_kernels_and_formats() -> None:
     device = load_device("H100")
     m, k, n = np.array([64.0]), np.array([4096.0]), np.array([8192.0])

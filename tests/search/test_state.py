@@ -130,10 +130,13 @@ def test_damage_is_named_and_a_cut_off_line_is_dropped(sim: Simulator, tmp_path:
         (line.replace('"throughput":[', '"throughput":[NaN,'), "line 2 is damaged"),
         (line.replace('"violation":[', '"violation":[0.5,'), "line 2 is damaged: lengths differ"),
         ('{"run": "rl"}', "line 2 is damaged"),
+        ('{"rows": [[' + "9" * 24 + ']], "throughput": [1], "violation": [0]}', "line 2 is damaged"),
     ):
         path.write_text(f"{header}\n{damaged}\n")
         with pytest.raises(InvalidInputError, match=why):
             SearchState(path, sim)
+    with pytest.raises(InvalidInputError, match="search state"):
+        SearchState(tmp_path / ("a" * 300), sim)
     for text in ("not a state\n", "{}\n", '{"schema": "autoshard.plan/1"}\n'):
         path.write_text(text)
         with pytest.raises(InvalidInputError, match="no search state"):

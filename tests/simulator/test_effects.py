@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.cost import serving_law
 from autoshard.errors import InvalidInputError
 from autoshard.hardware import parse_cluster
 from autoshard.ir import Add, Block, FusedOp
@@ -159,7 +160,8 @@ def test_skew_is_the_sum_over_layers_of_their_own_level() -> None:
         index = SKEW_LEVELS.index(level)
         layer.append(own + sum(f.at(point, dims) for f in part.levels[index].values()))
     # More skew is a fuller rank, but fewer experts touched: layers differ, in either direction.
-    assert np.all(layer[2] != layer[0]) and MEAN_SKEW > 0
+    assert np.all(layer[2] != layer[0])
+    assert MEAN_SKEW == serving_law("vllm").routing_skew > 0
     first, last = (sim.parts[i].seconds(point, dims) for i in (0, -1))
     levels = layer_levels(5)  # 0 1 0 2 1; stages of 3 and 2 layers (the first has the embedding, so it may have fewer)
     counts = {3: (levels[:3], levels[3:]), 2: (levels[:2], levels[2:])}

@@ -25,7 +25,7 @@ FACTORS = 2.0 ** (np.arange(-20, 21) / 10.0)
 def evaluate_serving(
     table: Table, graph_of: Callable[[str], OpGraph | None], progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Errors in per cent of TPOT and TTFT, ``moe`` and ``dense`` apart, each ``by`` model and device.
+    """Errors in per cent of TPOT and TTFT, ``moe`` and ``dense`` apart, each ``by`` model and device and ``by_device``.
 
     Every model is predicted by constants that only other models' rows decided. Kernel laws are the device files'
     (fitted to kernels, not to serving).
@@ -97,13 +97,15 @@ def _section(
     rows: BoolArray,
 ) -> dict[str, Any]:
     labels = np.array([f"{run.model} {run.device}" for run in runs])
+    devices = np.array([run.device for run in runs])
     tpot = _by_model(Constants.tpot_s, own, passes)
     ttft = _by_model(Constants.ttft_s, own, passes)
     section: dict[str, Any] = {}
     for name, said, real in (("tpot", tpot, tpot_s), ("ttft", ttft, ttft_s)):
         errors = _errors(said, real)
         by = {str(label): summary(errors[rows & (labels == label)]) for label in sorted(set(labels[rows].tolist()))}
-        section[name] = {**summary(errors[rows]), "by": by}
+        on = {str(d): summary(errors[rows & (devices == d)]) for d in sorted(set(devices[rows].tolist()))}
+        section[name] = {**summary(errors[rows]), "by": by, "by_device": on}
     section["terms"] = _terms(passes, own, tpot, tpot_s, rows)
     served = np.array([f"{run.model} {run.engine} {run.device}" for run in runs])
     section["error_from"] = error_from(served, passes, own, tpot, tpot_s, rows)

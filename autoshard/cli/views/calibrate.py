@@ -31,6 +31,8 @@ def serving_view(data: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     for name in sections:
         part = data[name]
         errors.add_row(f"all {name}", *_error_cells(part["tpot"], part["ttft"]), style="bold")
+        for device, row in part["tpot"]["by_device"].items():
+            errors.add_row(f"{name}, {device} alone", *_error_cells(row, part["ttft"]["by_device"][device]))
         for label, row in part["tpot"]["by"].items():
             errors.add_row(label, *_error_cells(row, part["ttft"]["by"][label]))
         terms.add_column(f"{name}: share %", justify="right")

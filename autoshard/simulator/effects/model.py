@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.cost import serving_law
 from autoshard.cost.formats import MODEL_FORMATS, Formats
 from autoshard.hardware import Cluster
 from autoshard.ir import Block, OpGraph
@@ -41,7 +42,7 @@ from autoshard.workload import Workload
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 ONE_BATCH, TWO_BATCH = "one batch", "two batches"
-MEAN_SKEW = 0.836
+MEAN_SKEW = serving_law("vllm").routing_skew
 """Mean skew over layers, as serving has it. [fitted: autoshard/cost/serving.yaml, `routing_skew`]"""
 
 
