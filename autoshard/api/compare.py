@@ -72,9 +72,8 @@ def compare(
                 rate, calls = result.throughput, result.calls
             rates[method].append({"seed": seed, "tokens_per_s_per_gpu": rate, "calls": calls, "seconds": seconds})
     bound = exact.bound / num_devices
-    is_bound = exact.bound > exact.tokens_per_s * (1 + 1e-12)
     best = optimum
-    if is_bound:
+    if exact.is_bound:
         best = max([optimum, *(run["tokens_per_s_per_gpu"] for runs in rates.values() for run in runs)])
     found = {method: _summary(runs, best, bound) for method, runs in rates.items()}
     return {
@@ -86,7 +85,7 @@ def compare(
         "exact": {
             "tokens_per_s_per_gpu": optimum,
             "bound_tokens_per_s_per_gpu": bound,
-            "is_bound": is_bound,
+            "is_bound": exact.is_bound,
             "seconds": exact_s,
         },
         "best_known_tokens_per_s_per_gpu": best,

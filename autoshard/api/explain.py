@@ -29,6 +29,7 @@ from autoshard.sharding import Degrees
 from autoshard.sharding.wider import wider_parts
 from autoshard.simulator import Simulator
 from autoshard.simulator.edges import edges
+from autoshard.workload import Workload
 
 NUM_TERMS = 12
 """Terms of a difference that are listed one by one."""
@@ -101,19 +102,26 @@ def difference(first: PlanData, second: PlanData) -> dict[str, Any]:
     }
 
 
+def _simulator(
+    plan: PlanData, cluster: Cluster, workload: Workload, fixed: dict[str, int], stages: tuple[int, ...]
+) -> Simulator:
+    """A simulator of a plan's model in the space that the plan was found in."""
+    return Simulator(
+        plan.graph,
+        cluster,
+        workload,
+        fixed=fixed,
+        stages=stages,
+        uneven=plan.strategy.uneven,
+        wider=wider_parts(plan.graph, plan.strategy),
+    )
+
+
 def _at(
     plan: PlanData, cluster: Cluster, degrees: Degrees, choices: Mapping[str, Any]
 ) -> tuple[Simulator, tuple[int, ...]]:
     """A simulator of one degree point, all choices free, and the options that ``choices`` are."""
-    simulator = Simulator(
-        plan.graph,
-        cluster,
-        plan.workload,
-        fixed=degrees_dict(degrees),
-        stages=plan.strategy.stages,
-        uneven=plan.strategy.uneven,
-        wider=wider_parts(plan.graph, plan.strategy),
-    )
+    simulator = _simulator(plan, cluster, plan.workload, degrees_dict(degrees), plan.strategy.stages)
     assert len(simulator.points) == 1, f"{degrees} is {len(simulator.points)} points"
     return simulator, tuple(v.choices.index(choices.get(v.key)) for v in simulator.variables)
 
@@ -122,15 +130,7 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
     """What binds, with the batch free."""
     d = plan.degrees
     fixed = {n: getattr(d, n) for n in KEYS}
-    simulator = Simulator(
-        plan.graph,
-        cluster,
-        plan.workload,
-        fixed=fixed,
-        stages=plan.strategy.stages,
-        uneven=plan.strategy.uneven,
-        wider=wider_parts(plan.graph, plan.strategy),
-    )
+    simulator = _simulator(plan, cluster, plan.workload, fixed, plan.strategy.stages)
     points = np.flatnonzero(simulator.points.batch == d.batch)
     if not len(points):  # a batch that was asked for and is not on the grid
         return plan.binding
@@ -142,15 +142,7 @@ def _binding(plan: PlanData, cluster: Cluster) -> tuple[str, ...]:
 def _choices(plan: PlanData, simulator: Simulator, dims: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """Per op: the choice taken and the best rate with each, relative to the best of all at these degrees."""
     free = replace(plan.workload, ttft_ms=None, tpot_ms=None)
-    unlimited = Simulator(
-        plan.graph,
-        simulator.cluster,
-        free,
-        fixed=degrees_dict(plan.degrees),
-        stages=plan.strategy.stages,
-        uneven=plan.strategy.uneven,
-        wider=wider_parts(plan.graph, plan.strategy),
-    )
+    unlimited = _simulator(plan, simulator.cluster, free, degrees_dict(plan.degrees), plan.strategy.stages)
     additive = unlimited.effects is None
     values = ExactSearch(unlimited).option_values(0) if additive else _swapped(unlimited, dims)
     best = max((v for options in values for v in options if v is not None), default=None)
@@ -192,14 +184,7 @@ def _next_best(
         return None
     named = plan.alternatives[number - 1]
     degrees = Degrees(**named.degrees)
-    simulator = Simulator(
-        plan.graph,
-        cluster,
-        plan.workload,
-        fixed=degrees_dict(degrees),
-        uneven=plan.strategy.uneven,
-        wider=wider_parts(plan.graph, plan.strategy),
-    )
+    simulator = _simulator(plan, cluster, plan.workload, degrees_dict(degrees), ())
     found = certify(simulator).dims
     if found is None:
         return None

@@ -82,8 +82,11 @@ class Settings:
 
     def header(self, model: str, structure: str) -> dict[str, Any]:
         """What measurements of one state file have in common."""
-        kept = {n: v for n, v in self._fields().items() if n != "timeout_s"}
-        return {"state": STATE, "model": model, "structure": structure, "dtype": DTYPE, **kept}
+        return {"state": STATE, "model": model, "structure": structure, "dtype": DTYPE, **self.of_results()}
+
+    def of_results(self) -> dict[str, Any]:
+        """All that measurements depend on."""
+        return {n: v for n, v in self._fields().items() if n != "timeout_s"}
 
 
 @dataclass(slots=True)
@@ -250,7 +253,7 @@ def _report(problem: MeasuredProblem, bench: _Bench, calls: int, seed: int, budg
     return {
         "model": name,
         "measured_on": {
-            **{n: getattr(bench.settings, n) for n in bench.settings.__dataclass_fields__ if n != "timeout_s"},
+            **bench.settings.of_results(),
             "backend": "nccl" if bench.settings.device == "cuda" else "gloo",
             "dtype": DTYPE,
             "threads_per_rank": 1,

@@ -94,7 +94,7 @@ class Solution:
     @property
     def is_bound(self) -> bool:
         """Whether `exact_rate` is a bound that exact itself did not reach."""
-        return self.exact is not None and self.exact.bound > self.exact.tokens_per_s * (1 + 1e-12)
+        return self.exact is not None and self.exact.is_bound
 
     def regret(self, rate: float) -> float | None:
         """``1 - rate / optimum``, clipped at 0 (rounding of the two sums aside)."""

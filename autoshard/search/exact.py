@@ -57,6 +57,11 @@ class ExactResult:
     best_points: tuple[int, ...]
     points_opened: int
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether ``bound`` is one that nothing found reaches."""
+        return self.bound > self.tokens_per_s * (1 + 1e-12)
+
 
 class ExactSearch:
     """Exact optimisation over the tables of a simulator."""
