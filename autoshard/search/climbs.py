@@ -17,10 +17,12 @@ from autoshard.search.sweeps import (
     combined,
     crossed_moves,
     degree_moves,
+    freed_edits,
     opened_edits,
     pair_edits,
     run_edits,
     single_edits,
+    split_runs,
     twin_edits,
 )
 
@@ -38,6 +40,10 @@ class ClimbConfig:
     """Strategies of the pool whose choices are tried with all moves of the degrees. [chosen]"""
     opened: int = 20
     """Moves of the degrees after which the choices that they open are tried. [chosen]"""
+    freed: float = 0.01
+    """Loss (of the log throughput) up to which a choice is moved to try what fits only then. [chosen]"""
+    held: float = 0.1
+    """Loss up to which a choice of the whole model is moved and held while the others follow. [chosen]"""
 
 
 class Climber:
@@ -45,6 +51,7 @@ class Climber:
 
     def __init__(self, problem: Problem, recorder: Recorder, memory: Memory, config: ClimbConfig) -> None:
         self.problem, self.recorder, self.memory, self.config = problem, recorder, memory, config
+        self._runs = split_runs(problem)
 
     def run(self, otherwise: Callable[[], None]) -> None:
         """Spend the calls left; where no move from the pool is left, on what ``otherwise`` evaluates."""
@@ -60,17 +67,39 @@ class Climber:
                     return
             while x is not None and self.recorder.calls_left:
                 climbed.add(x.tobytes())
-                x = self._step(x, DEGREES if x.tolist() == list(self.recorder.best or ()) else CHOICES)
+                best = x.tolist() == list(self.recorder.best or ())
+                better = self._step(x, DEGREES if best else CHOICES)
+                x = self._held(x) if better is None and best else better
 
-    def _step(self, x: IntArray, effort: int) -> IntArray | None:
+    def _held(self, x: IntArray) -> IntArray | None:
+        """A better strategy with a choice of the whole model, such as the residual's layout, at another option.
+
+        The others follow it one after the other, so on the way there all are worse: the choice is held meanwhile.
+        """
+        problem = self.problem
+        wide = [c for c, name in enumerate(problem.component_names) if name.startswith("model/")]
+        moved = single_edits(problem, x, wide)
+        loss = fitness(self.recorder.evaluate(x[None])) - self._evaluate(moved)
+        for row in np.argsort(loss, kind="stable")[: int((loss < self.config.held).sum())]:
+            y: IntArray = moved[row]
+            held = np.flatnonzero((y != x) & np.isin(np.arange(len(x)), wide))
+            z: IntArray | None = y
+            while z is not None:
+                y, z = z, self._step(z, CHOICES, held)
+            if self.recorder.best == tuple(y.tolist()):
+                return y
+        return None
+
+    def _step(self, x: IntArray, effort: int, held: IntArray | None = None) -> IntArray | None:
         """A better strategy that moves from ``x`` lead to; None if there is none."""
-        problem, donors, opening = self.problem, self._donors(), x[None][:0]
+        problem, donors, opening, near = self.problem, self._donors(), x[None][:0], x[None][:0]
         kinds: list[tuple[int, Callable[[], IntArray]]] = [
             (CHOICES, lambda: single_edits(problem, x)),
             (CHOICES, lambda: twin_edits(problem, x)),
             (CHOICES, lambda: run_edits(problem, x, donors)),
             (DEGREES, lambda: degree_moves(problem, x)),
             (DEGREES, lambda: opened_edits(problem, x, opening)),
+            (DEGREES, lambda: freed_edits(problem, x, near, self._runs)),
             (ALL, lambda: pair_edits(problem, x)),
             (ALL, lambda: crossed_moves(problem, x, donors[: self.config.crossed])),
         ]
@@ -79,13 +108,24 @@ class Climber:
             if kind > effort:
                 break
             y = moves()
+            if held is not None:
+                y = y[(y[:, held] == x[held]).all(1)]
             gain = self._evaluate(y) - value
             better = np.argsort(-gain, kind="stable")[: int((gain > 0).sum())]
             if len(better):
                 return self._best_of(x, y[better])
+            if not len(near):
+                near = self._near(x, y[: len(gain)], gain)
             if kind == DEGREES and not len(opening):
                 opening = self._one_of_each(y[np.argsort(-gain, kind="stable")])[: self.config.opened]
         return None
+
+    def _near(self, x: IntArray, y: IntArray, gain: FloatArray) -> IntArray:
+        """Of [n, C] moves from ``x`` those of one choice that lose next to nothing."""
+        first = self.problem.num_degree_components
+        alone = ((y != x).sum(1) == 1) & (y[:, :first] == x[:first]).all(1)
+        near: IntArray = y[alone & (gain > -self.config.freed)]
+        return near
 
     def _best_of(self, x: IntArray, better: IntArray) -> IntArray:
         """All of [n, C] better strategies at once where that is better still, otherwise the first, the best."""

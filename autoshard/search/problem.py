@@ -151,6 +151,27 @@ class ShardingProblem:
         y[:, first:] = np.where(legal, distance, len(options)).argmin(2)
         return y
 
+    def nearest_choices(self, x: IntArray) -> IntArray:
+        """Rows at legal degrees with one choice after the other moved to the nearest that `mask` allows.
+
+        That is what the rules alone leave, up to the first choice after which even the least rest overflows: it takes
+        the nearest option that fits, and the same holds from there on.
+        """
+        y, first, point = self.with_legal_choices(x), self.num_degree_components, self.points_of(x)
+        rows = np.flatnonzero(self.room.tight[point])
+        while len(rows):
+            over, held = self.room.first_over(point[rows], y[rows, first:])
+            for v in np.unique(over[over >= 0]).tolist():
+                at = np.flatnonzero(over == v)
+                fits = self.room.fits(Held(held.point[at], held.profiles[at], held.least[at]), v)
+                fits &= self.sim.variables[v].legal[held.point[at]] & self._goes_with_residual[v][y[rows[at], first]]
+                over[at[~fits.any(1)]] = -1  # as `mask` has it: then memory is let be
+                at, fits = at[fits.any(1)], fits[fits.any(1)]
+                distance = np.abs(np.arange(fits.shape[1]) - x[rows[at], first + v, None])
+                y[rows[at], first + v] = np.where(fits, distance, fits.shape[1]).argmin(1)
+            rows = rows[over >= 0]
+        return y
+
     def legal(self, x: IntArray) -> BoolArray:
         """Whether rows are legal points with legal choices that fit in memory."""
         point = self.points_of(x)

@@ -46,30 +46,15 @@ def project(problem: Problem, x: IntArray) -> IntArray:
 
 
 def _nearest(problem: Problem, y: IntArray) -> IntArray:
-    """Rows with each option that its mask forbids moved to the nearest allowed one.
-
-    What the rules alone leave of the choices is also what the masks leave, wherever it fits in memory: the masks then
-    forbid none of it. So only the rows that do not fit are walked.
-    """
-    num_degrees = problem.num_degree_components
-    y = _walk(problem, y, range(num_degrees))
-    found = problem.with_legal_choices(y)
-    overfull = np.flatnonzero(~problem.legal(found))
-    if len(overfull):
-        found[overfull] = _walk(problem, y[overfull], range(num_degrees, y.shape[1]))
-    return found
-
-
-def _walk(problem: Problem, y: IntArray, positions: range) -> IntArray:
-    """Rows with the options that the masks of some components forbid moved to the nearest allowed ones, in order."""
+    """Rows with each option that its mask forbids moved to the nearest allowed one, in order."""
     rows = np.arange(len(y))
-    for position in positions:
+    for position in range(problem.num_degree_components):
         allowed = problem.mask(y, position)
         wrong = rows[~allowed[rows, y[:, position]]]
         if len(wrong):
             distance = np.abs(np.arange(allowed.shape[1])[None] - y[wrong, position, None])
             y[wrong, position] = np.where(allowed[wrong], distance, allowed.shape[1]).argmin(1)
-    return y
+    return problem.nearest_choices(y)
 
 
 def mutate(problem: Problem, pool: IntArray, num: int, rng: np.random.Generator) -> IntArray:

@@ -79,6 +79,10 @@ class Problem(Protocol):
         """[n, C] at legal degrees with every choice moved to the nearest that the rules allow, memory aside."""
         ...
 
+    def nearest_choices(self, x: IntArray) -> IntArray:
+        """[n, C] at legal degrees with one choice after the other moved to the nearest that `mask` allows."""
+        ...
+
     def evaluate(self, x: IntArray) -> Scores:
         """Score and count; with fewer than n calls left, evaluates and returns only the first ones.
 

@@ -75,6 +75,32 @@ class Room:
                 most[:, j] += table.max(1)
         return self.total(np.arange(len(self.sim.points)), most) > self._room
 
+    @cached_property
+    def _more(self) -> tuple[list[FloatArray], IntArray, IntArray]:
+        """Bytes over the least, [points, options], of every variable and part that holds bytes; the two's indices."""
+        found = [
+            (table - least[:, None], v, j)
+            for v, (tables, leasts) in enumerate(zip(self._bytes, self._least, strict=True))
+            for (j, table), least in zip(tables, leasts, strict=True)
+        ]
+        variables, parts = (np.array([entry[i] for entry in found], dtype=np.int64) for i in (1, 2))
+        return [entry[0] for entry in found], variables, parts
+
+    def first_over(self, point: IntArray, dims: IntArray) -> tuple[IntArray, Held]:
+        """[n] the first variable with whose option even the least rest overflows, -1 if none; what is held before it.
+
+        Options must be legal ones: these never need less than the least.
+        """
+        tables, variables, parts = self._more
+        start = self.begin(point)
+        more = np.stack([t[point, dims[:, v]] for t, v in zip(tables, variables, strict=True)], 1)
+        steps = np.concatenate([start.least[:, :, None], more[:, None] * start.profiles[:, :, parts]], 2)
+        held = np.cumsum(steps, 2)  # as `take` adds them, one after the other
+        over = held.max(1)[:, 1:] > self._room
+        first = np.where(over.any(1), variables[over.argmax(1)], -1)
+        before = np.searchsorted(variables, np.maximum(first, 0))
+        return first, Held(point, start.profiles, held[np.arange(len(point)), :, before])
+
     def total(self, point: IntArray, part_bytes: FloatArray) -> FloatArray:
         """[n] bytes of the fullest stage from those of every part [n, parts]."""
         return self.sim.held_bytes(point, part_bytes) + self.sim.fixed_bytes(point)

@@ -8,6 +8,7 @@ once.
 """
 
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,14 +18,16 @@ from autoshard.search.protocol import IntArray, Problem
 LONGEST_RUN = 6
 """Choices replaced together at most: those of an FFN, or of an attention with its projections. [chosen]"""
 
-
+LONGEST_SPLIT = 4
+"""Choices of which the first become one option and the others another: those of an FFN. [chosen]"""
 MOST_TOGETHER = 30
 """Combinations of opened choices that are tried at most: those of three. [chosen]"""
 
 
-def single_edits(problem: Problem, x: IntArray) -> IntArray:
-    """[n, C] legal strategies with one component of a [C] strategy at another option."""
-    return _legal(problem, x, [_edited(x, {c: o}) for c in range(len(x)) for o in range(problem.num_options[c])])
+def single_edits(problem: Problem, x: IntArray, components: Iterable[int] | None = None) -> IntArray:
+    """[n, C] legal strategies with one component (of some, by default of all) of a [C] strategy at another option."""
+    some = range(len(x)) if components is None else components
+    return _legal(problem, x, [_edited(x, {c: o}) for c in some for o in range(problem.num_options[c])])
 
 
 def pair_edits(problem: Problem, x: IntArray) -> IntArray:
@@ -47,6 +50,36 @@ def run_edits(problem: Problem, x: IntArray, donors: IntArray) -> IntArray:
                 if donor[first] != x[first] and donor[last - 1] != x[last - 1]:
                     found.append(np.concatenate([x[:first], donor[first:last], x[last:]]))
     return _legal(problem, x, found)
+
+
+def split_runs(problem: Problem) -> IntArray:
+    """[r, C] options of two to four successive choices of a block, the first alike and the others too; -1 elsewhere."""
+    blocks, last_option = [name.rpartition("/")[0] for name in problem.component_names], problem.num_options - 1
+    first, num = problem.num_degree_components, len(problem.num_options)
+    options = range(int(problem.num_options[first:].max()))
+    found = []
+    for start, length in itertools.product(range(first, num), range(2, LONGEST_SPLIT + 1)):
+        stop = start + length
+        if stop <= num and blocks[start] == blocks[stop - 1]:
+            for middle, a, b in itertools.product(range(start + 1, stop), options, options):
+                run = np.full(num, -1)
+                run[start:middle], run[middle:stop] = a, b
+                found.append(np.minimum(run, last_option))
+    return np.unique(np.array(found).reshape(-1, num), axis=0)
+
+
+def freed_edits(problem: Problem, x: IntArray, moved: IntArray, runs: IntArray) -> IntArray:
+    """[n, C] strategies ``moved`` by one choice from ``x`` [k, C] with one of some runs that is illegal without that.
+
+    The move is mostly one that takes less memory, so that choices fit which take more. ``runs`` is from `split_runs`.
+    """
+    apart = ~((runs >= 0) & (moved != x)[:, None]).any(2)
+    which, run = np.nonzero(apart)
+    if not len(which):
+        return x[None][:0]
+    y = np.where(runs[run] >= 0, runs[run], moved[which])
+    without = np.where(runs[run] >= 0, runs[run], x)
+    return _distinct(y[problem.legal(y) & ~problem.legal(without)])
 
 
 def twin_edits(problem: Problem, x: IntArray) -> IntArray:
@@ -142,7 +175,11 @@ def _legal(problem: Problem, x: IntArray, rows: list[IntArray]) -> IntArray:
     if not rows:
         return x[None][:0]
     y = project(problem, np.array(rows))
-    y = y[(y != x).any(1)]
+    return _distinct(y[(y != x).any(1)])
+
+
+def _distinct(y: IntArray) -> IntArray:
+    """Each row once, where it first comes."""
     _, first = np.unique(y, axis=0, return_index=True)
     found: IntArray = y[np.sort(first)]
     return found

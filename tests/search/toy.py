@@ -96,6 +96,14 @@ class ToyProblem:
     def with_legal_choices(self, x: IntArray) -> IntArray:
         return x.copy()  # memory is the only rule of choices
 
+    def nearest_choices(self, x: IntArray) -> IntArray:
+        y, rows = x.copy(), np.arange(len(x))
+        for position in range(NUM_DEGREES, x.shape[1]):
+            allowed = self.mask(y, position)
+            distance = np.where(allowed, np.abs(np.arange(allowed.shape[1]) - x[:, position, None]), allowed.shape[1])
+            y[rows, position] = distance.argmin(1)
+        return y
+
     def score(self, x: IntArray) -> Scores:
         """`evaluate` without counting, for the enumeration in tests."""
         group, pp, tp, ep, batch = self._degrees(x)
