@@ -42,7 +42,7 @@ class ClimbConfig:
     """Moves of the degrees after which the choices that they open are tried. [chosen]"""
     freed: float = 0.01
     """Loss (of the log throughput) up to which a choice is moved to try what fits only then. [chosen]"""
-    held: float = 0.1
+    held: float = 0.02
     """Loss up to which a choice of the whole model is moved and held while the others follow. [chosen]"""
 
 

@@ -54,7 +54,7 @@ class RLConfig:
     """Share of the calls left for the last chunk, where the islands' histories meet. [chosen]"""
     mutation_share: float = 0.3
     """Least share of a batch that are mutations of elites; they also replace what the policy repeats. [chosen]"""
-    sweep_share: float = 0.5
+    sweep_share: float = 0.6
     """Share of the calls, the last, for climbs from the best strategies (`climbs`). [chosen]"""
     climbs: ClimbConfig = field(default_factory=ClimbConfig)
     """How the sweeps climb."""

@@ -55,6 +55,22 @@ def test_masks_exclude_only_what_cannot_be_completed(tight: ShardingProblem) -> 
         assert tight.mask(x, position)[rows, x[:, position]].all()
 
 
+def test_nearest_choices_are_those_of_a_walk_through_the_masks(tight: ShardingProblem) -> None:
+    rng = np.random.default_rng(3)
+    x = np.stack([rng.integers(0, n, 3000) for n in tight.num_options], 1)
+    first = tight.num_degree_components
+    x[:, :first] = tight._rows[rng.integers(0, len(tight.sim.points), len(x))]
+    expected, rows = x.copy(), np.arange(len(x))
+    for position in range(first, x.shape[1]):
+        allowed = tight.mask(expected, position)
+        distance = np.abs(np.arange(allowed.shape[1]) - x[:, position, None])
+        expected[rows, position] = np.where(allowed, distance, 99).argmin(1)
+    found = tight.nearest_choices(x)
+    assert (found == expected).all()
+    overfull = (found != tight.with_legal_choices(x)).any(1)
+    assert 100 < overfull.sum() < 2900, "memory must bind in some rows and not in others"
+
+
 def test_calls_are_counted_and_end_with_the_budget(tight: ShardingProblem) -> None:
     problem = ShardingProblem(tight.sim, budget=30)
     x = walk(problem, 25, 2)

@@ -3,14 +3,20 @@
 import numpy as np
 import pytest
 
+from autoshard.search.climbs import ClimbConfig, Climber
+from autoshard.search.elites import Memory
+from autoshard.search.protocol import Scores
+from autoshard.search.result import Recorder
 from autoshard.search.sweeps import (
     combined,
     crossed_moves,
     degree_moves,
+    freed_edits,
     opened_edits,
     pair_edits,
     run_edits,
     single_edits,
+    split_runs,
     twin_edits,
 )
 from tests.search.toy import NUM_DEGREES, ToyProblem
@@ -142,3 +148,51 @@ def test_twins_of_other_blocks_become_alike(roomy: ToyProblem, x: np.ndarray) ->
     assert (0, 1, 0, 1, 0, 0, 0) in found and (2, 2, 2, 2, 0, 0, 0) in found
     assert (1, 1, 1, 2, 0, 0, 0) in found and all(row[4:] == (0, 0, 0) for row in found)
     assert len(twin_edits(roomy, x)) == 0
+
+
+def test_what_fits_only_after_a_choice_moved_is_tried_with_it() -> None:
+    problem = ToyProblem(num_gpus=12, num_ops=4, weight=np.array([0.4, 0.3, 0.3, 0.2]))
+    # group 12, pp 1, tp 2, ep 1, batch 8: the cache holds 0.05 * 8 / 12 = 0.033.
+    x = np.array([5, 0, 1, 0, 3, 2, 0, 0, 0])
+    # 0.033 + 0.4 + 0.15 + 0.15 + 0.1 = 0.833 of 1; with the first operator split 0.633. Replicating operators 1, 2, 3
+    # takes 0.15, 0.15 and 0.1 more, so any two of them fit only after that, and all three never.
+    assert problem.legal(x[None]).all()
+    moved = x.copy()
+    moved[5] = 0
+    rows = freed_edits(problem, x, moved[None], split_runs(problem))
+    # Runs leave the first and the last two alike: 1 and 2 with 3 split either way, or 2 and 3 with 1 split either way.
+    assert {tuple(row) for row in rows[:, 5:].tolist()} == {(0, 2, 2, 0), (0, 2, 2, 1), (0, 0, 2, 2), (0, 1, 2, 2)}
+    assert (rows[:, :5] == x[:5]).all()
+    assert len(freed_edits(problem, x, x[None][:0], split_runs(problem))) == 0
+
+
+class Turned(ToyProblem):
+    """A layout of the model that pays only once eight choices follow it; they follow one after the other."""
+
+    FOLLOWED = np.array([1, 2] * 4)
+
+    def __init__(self) -> None:
+        super().__init__(num_gpus=1, num_ops=9, weight=np.full(9, 1e-6))
+        self.component_names = (
+            *self.component_names[:NUM_DEGREES],
+            "model/residual",
+            *(f"block/{i}" for i in range(8)),
+        )
+
+    def score(self, x: np.ndarray) -> Scores:
+        layout, choices = x[:, NUM_DEGREES], x[:, NUM_DEGREES + 1 :]
+        followed = (choices == self.FOLLOWED).sum(1)
+        straight = 100.0 - 5.0 * (choices != 0).sum(1)
+        value = np.where(layout == 0, straight, np.where(layout == 1, 96.0 + followed, 1.0))
+        return Scores(value, np.zeros(len(x)))
+
+
+@pytest.mark.parametrize(("held", "expected"), [(0.05, 104.0), (0.0, 100.0)])
+def test_a_changed_layout_is_held_until_the_choices_have_followed(held: float, expected: float) -> None:
+    problem = Turned()
+    recorder, memory = Recorder(problem), Memory(history=3, pool=20, pool_key_components=3)
+    x = np.array([[0, 0, 0, 0, 0, *[0] * 9]])
+    memory.update(x, recorder.evaluate(x))
+    Climber(problem, recorder, memory, ClimbConfig(held=held)).run(lambda: None)
+    # 96 with the layout alone, 1 more for each of the eight that follow: 104 in the end, 100 without holding it.
+    assert recorder.throughput == expected

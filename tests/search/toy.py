@@ -17,7 +17,7 @@ NUM_DEGREES = 5
 class ToyProblem:
     """Random costs from `seed`; `num_gpus` may be any number, its divisors are the degrees.
 
-    `strict` forbids illegal calls.
+    `weight` [num_ops] replaces the drawn bytes of the operators. `strict` forbids illegal calls.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class ToyProblem:
         budget: int = 4000,
         slo: float = 0.0,
         strict: bool = True,
+        weight: FloatArray | None = None,
     ):
         rng = np.random.default_rng(seed)
         self.num_gpus, self.num_ops, self.slo, self.strict = num_gpus, num_ops, slo, strict
@@ -41,7 +42,8 @@ class ToyProblem:
         self.calls = 0
         self.work = rng.uniform(0.2, 2.0, num_ops)
         self.redistribution = rng.uniform(0.0, 1.0, (num_ops, 3, 3)) * (1 - np.eye(3))
-        self.weight = rng.uniform(0.5, 1.5, num_ops) * 6.0 / num_ops
+        drawn = rng.uniform(0.5, 1.5, num_ops) * 6.0 / num_ops
+        self.weight = drawn if weight is None else weight
         self.cache = 0.05
         self.points = self._legal_points()
         self._prefixes = [{tuple(p[:k]) for p in self.points.tolist()} for k in range(NUM_DEGREES + 1)]
