@@ -48,7 +48,7 @@ def compare(
 
     Raises:
         InvalidInputError: for an unknown method, no seed or call, or another problem's state.
-        NoFeasiblePlanError: when no strategy meets the limits (proven).
+        NoFeasiblePlanError: when no strategy meets the limits (proven), or under effects no run found one.
     """
     check_runs(methods, seeds=seeds, budget=budget)
     num_devices = simulator.cluster.num_devices
@@ -57,7 +57,7 @@ def compare(
     start = time.perf_counter()
     exact = certify(simulator)
     exact_s = time.perf_counter() - start
-    if exact.point is None:
+    if exact.bound <= 0:
         raise NoFeasiblePlanError(no_plan_message(simulator))
     optimum = exact.tokens_per_s / num_devices
     rates: dict[str, list[dict[str, Any]]] = {}
@@ -75,6 +75,8 @@ def compare(
     best = optimum
     if exact.is_bound:
         best = max([optimum, *(run["tokens_per_s_per_gpu"] for runs in rates.values() for run in runs)])
+    if best <= 0:
+        raise NoFeasiblePlanError(no_plan_message(simulator))
     found = {method: _summary(runs, best, bound) for method, runs in rates.items()}
     return {
         "model": simulator.graph.model_name,

@@ -147,3 +147,15 @@ def test_compare_measures_regret_to_the_best_known_and_the_gap_to_the_bound() ->
     plain = compare(small(()), methods=("megatron",), seeds=1, budget=60)
     assert plain["exact"]["is_bound"] is False
     assert plain["best_known_tokens_per_s_per_gpu"] == plain["exact"]["tokens_per_s_per_gpu"]
+
+
+def test_compare_runs_where_exact_has_a_bound_and_no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = small(("overlap",))
+    alone = replace(certify(sim), point=None, dims=None, tokens_per_s=0.0)
+    monkeypatch.setattr("autoshard.api.compare.certify", lambda _: alone)
+    data = compare(sim, methods=("random", "exact"), seeds=1, budget=60)
+    assert data["exact"]["tokens_per_s_per_gpu"] == 0.0 and data["exact"]["is_bound"]
+    assert data["methods"]["random"]["median_regret"] == 0.0 and data["methods"]["exact"]["median_regret"] == 1.0
+    monkeypatch.setattr("autoshard.api.compare.certify", lambda _: replace(alone, bound=0.0))
+    with pytest.raises(NoFeasiblePlanError, match="under the effects overlap"):
+        compare(sim, methods=("random",), seeds=1, budget=60)
