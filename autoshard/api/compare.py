@@ -10,6 +10,7 @@ from autoshard.api.solve import ALGORITHMS, no_plan_message, regret_to, resumabl
 from autoshard.errors import InvalidInputError, NoFeasiblePlanError
 from autoshard.search.relaxed import certify
 from autoshard.search.state import SearchState
+from autoshard.search.untied import untied_bound
 from autoshard.simulator import Simulator
 
 SEEDLESS = ("exact", "megatron")
@@ -44,6 +45,9 @@ def compare(
     wherever it is a bound, regret is against the best that any run or ``exact`` found, and ``gap_to_bound`` against the
     bound.
 
+    ``untied_bound`` is what choices of each layer for itself, in place of one for all repeats of a block, could reach at
+    most (`autoshard.search.untied`; None under effects).
+
     ``state`` is a file that keeps what has run, so that an interrupted comparison goes on where it was.
 
     Raises:
@@ -60,6 +64,7 @@ def compare(
     if exact.bound <= 0:
         raise NoFeasiblePlanError(no_plan_message(simulator))
     optimum = exact.tokens_per_s / num_devices
+    untied = None if simulator.effects is not None else untied_bound(simulator, exact.tokens_per_s) / num_devices
     rates: dict[str, list[dict[str, Any]]] = {}
     for method in methods:
         rates[method] = []
@@ -88,6 +93,7 @@ def compare(
             "tokens_per_s_per_gpu": optimum,
             "bound_tokens_per_s_per_gpu": bound,
             "is_bound": exact.is_bound,
+            "untied_bound_tokens_per_s_per_gpu": untied,
             "seconds": exact_s,
         },
         "best_known_tokens_per_s_per_gpu": best,

@@ -88,7 +88,7 @@ class ExactSearch:
         best = np.zeros(int(kinds.max(initial=0)) + 1)
         open_cells: list[tuple[float, int, tuple[int, ...]]] = []
         unsettled = 0.0
-        ceilings = self._ceilings()
+        ceilings = self.ceilings()
         for cell, index in self._best_first(ceilings, lambda: 0.0 if everywhere else _largest(best, num_best)):
             if not everywhere:
                 index = index[ceilings[cell][index] > best[kinds[index]]]
@@ -137,7 +137,7 @@ class ExactSearch:
     def best_at(self, point: int, fixed: Mapping[int, int] | None = None) -> tuple[float, tuple[int, ...]] | None:
         """Best throughput (tokens/s) at a degree point and its options, some variables held; None if infeasible."""
         best: tuple[float, tuple[int, ...]] | None = None
-        for held in self._cells(fixed or {}):
+        for held in self.cells(fixed or {}):
             bound, reached, dims, fits = self._bounds(held, np.array([point]))
             if bound[0] <= (best[0] if best else 0.0):
                 continue
@@ -153,7 +153,7 @@ class ExactSearch:
     def bounds_at(self, index: IntArray) -> FloatArray:
         """What no strategy exceeds at some points, memory aside: tokens/s, 0 where nothing is legal or fast enough."""
         best = np.zeros(len(index))
-        for held in self._cells({}):
+        for held in self.cells({}):
             best = np.maximum(best, self._bounds(held, index)[0])
         return best
 
@@ -168,19 +168,19 @@ class ExactSearch:
             found.append(tuple(None if b is None else b[0] for b in best))
         return tuple(found)
 
-    def _cells(self, fixed: Mapping[int, int]) -> Iterator[dict[int, int]]:
+    def cells(self, fixed: Mapping[int, int]) -> Iterator[dict[int, int]]:
         """Every assignment of the shared variables that agrees with ``fixed``, and all of ``fixed``."""
         for cell in itertools.product(*([fixed[v]] if v in fixed else range(self.sizes[v]) for v in self.shared)):
             yield {**fixed, **dict(zip(self.shared, cell, strict=True))}
 
-    def _ceilings(self) -> dict[tuple[int, ...], FloatArray]:
+    def ceilings(self) -> dict[tuple[int, ...], FloatArray]:
         """What no strategy exceeds, per assignment of the shared variables and point: tokens/s.
 
         Every factor at its own least, whatever the choices: cheap, and enough to leave most points aside.
         """
         sim, everything = self.sim, np.arange(len(self.sim.points))
         found = {}
-        for held in self._cells({}):
+        for held in self.cells({}):
             part_s = np.stack([self._least_s(part, held) for part in sim.objective.parts], 1)
             step_s = sim.step_s(everything, part_s, held[0])
             legal = step_s < ILLEGAL_S
@@ -233,7 +233,7 @@ class ExactSearch:
         reach (0 where they do not fit or break a limit), those options, and whether the fastest fit.
         """
         sim = self.sim
-        part_s, dims = self._fastest(sim.objective, held, index)
+        part_s, dims = self.fastest(sim.objective, held, index)
         step_s = sim.step_s(index, part_s, held[0])
         legal = step_s < ILLEGAL_S
         for v, option in held.items():
@@ -244,7 +244,7 @@ class ExactSearch:
         reached = np.where(legal & fits & self._within(index, dims), sim.throughput(index, step_s), 0.0)
         for measure in sim.limits:
             assert measure.limit_s is not None
-            part_s, others = self._fastest(measure, held, index)
+            part_s, others = self.fastest(measure, held, index)
             legal &= sim.stages_s(measure, index, part_s, held[0]) <= measure.limit_s
             ok = legal & (self._total_bytes(index, others) <= sim.capacity_bytes) & self._within(index, others)
             value = np.where(ok, sim.throughput(index, sim.measure_s(sim.objective, index, others)), 0.0)
@@ -270,8 +270,8 @@ class ExactSearch:
         best: tuple[float, int] | None = None
         for start in range(0, len(sim.points), LARGEST_GROUP):
             index = np.arange(start, min(start + LARGEST_GROUP, len(sim.points)))
-            for held in self._cells({}):
-                part_s, dims = self._fastest(measure, held, index)
+            for held in self.cells({}):
+                part_s, dims = self.fastest(measure, held, index)
                 step_s = sim.stages_s(measure, index, part_s, held[0])
                 ok = (step_s < ILLEGAL_S) & (self._total_bytes(index, dims) <= sim.capacity_bytes)
                 for v, option in held.items():
@@ -291,7 +291,7 @@ class ExactSearch:
                 tables.append(Table.of_options((v,), np.where(legal, 0.0, ILLEGAL_S)))
         return tables
 
-    def _fastest(self, measure: Measure, fixed: Mapping[int, int], index: IntArray) -> tuple[FloatArray, IntArray]:
+    def fastest(self, measure: Measure, fixed: Mapping[int, int], index: IntArray) -> tuple[FloatArray, IntArray]:
         """Least seconds of every part [points, parts] and the options that reach them [points, variables]."""
         dims = np.zeros((len(index), len(self.sizes)), dtype=np.int64)
         for v, option in fixed.items():

@@ -29,6 +29,11 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         head.add_row(
             "optimum", f"{exact['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU, proven in {exact['seconds']:.1f} s"
         )
+    untied = exact["untied_bound_tokens_per_s_per_gpu"]
+    if untied is not None:
+        gain = untied / exact["tokens_per_s_per_gpu"] - 1 if exact["tokens_per_s_per_gpu"] else 0.0
+        more = f"at most {numbers.share(gain)} more" if gain > 1e-9 else "nothing more (proven)"
+        head.add_row("untied", f"{more}, were choices each layer's own and not the same in all repeats of a block")
     head.add_row("budget", f"{data['budget']:,} simulator calls a run (megatron: all its strategies)")
     yield head
     yield ""
