@@ -92,7 +92,7 @@ class ModelSource:
             tp: tensor-parallel degree of the reduced run; likewise ``ep``, ``etp`` and the world size ``nproc``.
             ep: expert-parallel degree.
             etp: expert-tensor-parallel degree.
-            nproc: ranks of the reduced run.
+            nproc: ranks of the reduced run; fewer than these where all that runs has the degrees above.
             plan_tp: tensor-parallel degree of the full plan; where it exceeds the kv heads, ``tp`` will exceed the
                 reduced kv heads as well.
 
@@ -157,7 +157,7 @@ class ConfigSource(ModelSource):
         """See :meth:`ModelSource.reduced`."""
         depth = depth_with_all_kinds(self.build())
         effective = {**self.hf_config().to_dict(), **self.config}
-        fields = reduced_fields(effective, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
+        fields = reduced_fields(effective, depth=depth, degrees=(tp, etp, nproc), tp=tp, ep=ep, plan_tp=plan_tp)
         sizes = {k: v for k, v in self.config.items() if k != "quantization_config"}  # its blocks do not shrink
         return replace(self, name=f"{self.name}-reduced", config={**sizes, **fields}, whole=None)
 
@@ -212,7 +212,7 @@ class FactorySource(ModelSource):
                 )
             return described.reduced(tp=tp, ep=ep, etp=etp, nproc=nproc, plan_tp=plan_tp)
         depth = depth_with_all_kinds(self.build())
-        fields = reduced_fields(self.kwargs, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
+        fields = reduced_fields(self.kwargs, depth=depth, degrees=(tp, etp, nproc), tp=tp, ep=ep, plan_tp=plan_tp)
         return replace(
             self,
             name=f"{self.name}-reduced",

@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 MAKE_SPACE = runpy.run_path(str(DOCS / "make_space.py"))
-LIVE = ("mixtral-8x7b", "gpt-moe-7b")
+LIVE = ("gpt-moe-7b",)
 STORED = ("gpt-oss-20b", "deepseek-v3", "glm-5", "glm-4.5-air", "phi-3.5-moe", "minimax-m2.5", "qwen3-32b")
 """One of each kind: sinks, latent, latent that hands more over, dense layers first, biases, full-width norms, dense."""
 
