@@ -16,7 +16,7 @@ from autoshard.api.simulate import complete_degrees, complete_strategy
 from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
-from autoshard.sharding import Choice, Strategy, paddings, strategy_reasons
+from autoshard.sharding import Choice, Degrees, Strategy, paddings, strategy_reasons
 from autoshard.sharding.wider import check_runs
 from autoshard.tracing import ConfigSource, ModelSource, source_from_dict, trace_source
 from autoshard.tracing.quantised import blocks_of, reduced_quantisation
@@ -81,7 +81,9 @@ def validate(
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
+        raise InvalidInputError(
+            f"cannot validate on {device!r}: this machine has cpu{has_cuda()}; without a device, ranks run on the CPU"
+        )
     if isinstance(subject, Plan):
         check_runs(subject.graph, subject.strategy)
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
@@ -134,20 +136,19 @@ def _reduced_job(
 
     What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either. A model whose config
     says that its weights are quantised by blocks has a quantised checkpoint written into ``folder``, for ranks to load.
-    Where only the strategy's own case runs, sizes divide by its degrees: by 64 in all dims, a model has 20 GB.
+    Where only the strategy's own case runs, sizes divide by its degrees (by 64 in all dims, a model has 20 GB), and
+    every stage has a layer.
     """
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
-    tp = ep = etp = least = nproc
+    d, least = Degrees(tp=nproc, ep=nproc, etp=nproc, dp=nproc, batch=nproc), nproc
     if full is not None and strategy is not None and nproc > ALL_PATTERNS:
-        layers = len(trace_source(source.reduced(nproc=LEAST)).layers)
-        d, _ = scale_degrees(full, strategy.degrees, nproc, uneven=strategy.uneven, layers=layers)
-        tp, ep, etp, least = d.tp, d.ep, d.etp, LEAST
-    reduced = source.reduced(tp=tp, ep=ep, etp=etp, nproc=least, plan_tp=plan_tp)
+        (d, _), least = scale_degrees(full, strategy.degrees, nproc, uneven=strategy.uneven), LEAST
+    reduced = source.reduced(tp=d.tp, ep=d.ep, etp=d.etp, pp=d.pp, nproc=least, plan_tp=plan_tp)
     if full is not None and strategy is not None and nproc > 1:
         kinds = _uneven_kinds(full, strategy)
-        reduced = make_uneven(make_uneven(reduced, kinds & {"experts"}, ep), kinds - {"experts"}, max(tp, etp))
-    reduced, form = _quantised_source(source, reduced, math.lcm(tp, etp, least))
+        reduced = make_uneven(make_uneven(reduced, kinds & {"experts"}, d.ep), kinds - {"experts"}, max(d.tp, d.etp))
+    reduced, form = _quantised_source(source, reduced, math.lcm(d.tp, d.etp, least))
     graph = trace_source(reduced)
     if form is not None:
         progress(f"writing the reduced {source.name} in {form}")

@@ -61,8 +61,8 @@ def reduced_fields(
 ) -> dict[str, Any]:
     """The fields to change in ``config`` (all fields of it, defaults included) for its reduced form.
 
-    ``degrees`` must divide every sharded dimension, ``ep`` the experts only. If ``plan_tp`` exceeds the kv heads of ``config``, the reduced
-    kv heads stay below ``tp`` and divide it.
+    ``degrees`` must divide every sharded dimension, ``ep`` the experts only. If ``plan_tp`` exceeds the kv heads of
+    ``config``, the reduced kv heads stay below ``tp`` and divide it.
     """
     unit = math.lcm(*degrees)
     heads, kv_heads = _heads(config, unit, tp, plan_tp or tp)

@@ -16,17 +16,14 @@ _SCALED = ("pp", "dp", "tp", "ep", "etp")
 
 
 def scale_degrees(
-    graph: OpGraph, degrees: Degrees, nproc: int, *, uneven: bool = False, layers: int | None = None
+    graph: OpGraph, degrees: Degrees, nproc: int, *, uneven: bool = False
 ) -> tuple[Degrees, tuple[str, ...]]:
     """Degrees for ``nproc`` ranks that keep the shape of ``degrees``, and what could not be kept.
-
-    With ``layers`` there are at most as many stages, as in a model that will be cut to them.
 
     Among all legal (pp, dp, tp, ep, etp) on nproc ranks, the one with fewest degrees above one lost, then none gained,
     then the nearest ratios (log scale).
     """
-    most = nproc if layers is None else layers
-    stages = [pp for pp in _divisors(nproc) if pp == 1 or (degrees.pp > 1 and pp <= most)]
+    stages = [pp for pp in _divisors(nproc) if pp == 1 or degrees.pp > 1]
     candidates = [d for pp in stages for d in legal_degrees(graph, nproc, pp, uneven=uneven)]
 
     def distance(d: Degrees) -> tuple[int, int, float]:
