@@ -17,7 +17,7 @@ from autoshard.workload import Workload
 CLUSTERS = {"gpt-moe-1.6t": "H100x512"}
 TEXT = """# The strategy space of each model
 
-Written by `python docs/make_space.py`; a test compares it with what the code says.
+Written by `python docs/make_space.py`; tests compare it with what the code says, a wide one all of it.
 
 A strategy is a degree point (pp, dp, tp, ep, etp, batch) and a choice per fused op, tied over the repeats of a block:
 0 shards what the op makes, 1 what it contracts, - replicates it. Points are those of decode at a context of 4,096;
@@ -33,9 +33,8 @@ def degrees_of(graph: OpGraph) -> Degrees:
     return Degrees(tp=4, ep=2, etp=2) if expert_counts(graph) else Degrees(tp=4, etp=4)
 
 
-def section(name: str) -> Iterator[str]:
+def section(name: str, graph: OpGraph) -> Iterator[str]:
     """The lines of one model."""
-    graph = trace_source(catalogue.find(name))
     cluster = parse_cluster(CLUSTERS.get(name, "H100x64"))
     simulator = Simulator(graph, cluster, Workload())
     yield f"## {name}"
@@ -55,10 +54,15 @@ def section(name: str) -> Iterator[str]:
     yield ""
 
 
+def page() -> str:
+    """The whole page: every model of the catalogue, traced at full size."""
+    names = [entry.name for entry in catalogue.entries()]
+    return "\n".join([TEXT, *(line for name in names for line in section(name, trace_source(catalogue.find(name))))])
+
+
 def main() -> None:
     """Write the file."""
-    sections = [line for entry in catalogue.entries() for line in section(entry.name)]
-    Path(__file__).with_name("space.md").write_text("\n".join([TEXT, *sections]), encoding="utf-8")
+    Path(__file__).with_name("space.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

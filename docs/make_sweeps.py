@@ -1,8 +1,8 @@
 """Writes docs/sweeps.md: combinations of choices and random strategies that ran sharded like the unsharded model.
 
-``python -m docs.make_sweeps WHAT [NAME...]`` in the root of the repository, where WHAT is one of ``crossed``,
-``combinations``, ``simulated`` and ``real``, runs a family at a time and puts its figures into the table, whose other
-figures stay. About 0.07 s of CPU time a strategy, rank and layer: an hour and a half for everything.
+``python -m docs.make_sweeps WHAT [NAME...]`` in the root of the repository, where WHAT is one of ``combinations``,
+``simulated`` and ``real``, runs a family at a time and puts its figures into the table, whose other figures stay. About
+0.07 s of CPU time a strategy, rank and layer: two hours for everything.
 """
 
 import sys
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.validate.sweeps import FULL, SWEPT, Outcome, run_combinations, run_random_of
+from tests.validate.sweeps import SWEPT, Outcome, run_combinations, run_random_of
 
 SEED, RANDOM, REAL = 4, 300, 20
 COLUMNS = ("combinations", "simulated", "real")
@@ -24,8 +24,8 @@ bytes, count) or in bytes of parameters, and the worst error of logits.
 
 - combinations: q, k, v, o x the FFN's in and out, each sharded by output, by input or replicated (3^4 x 3^2; latent
   attention 3 x 3 x 2 x 3 x 3^2; one fused projection 3^2 x 3^2), on 2 simulated ranks, one layer of every kind; the
-  choices of other ops are drawn. `x` marks families of which every combination of the attention ran, with those of the
-  FFN dealt over them.
+  choices of other ops are drawn. `x`: not run again since all of a family run; of these the FFN's combinations were
+  dealt over all of the attention.
 - simulated: {RANDOM} different strategies of the space, drawn by hypothesis with seed {SEED}, on 4 simulated ranks, at
   all degrees, two stages included.
 - real: {REAL} more on 4 gloo processes (seed {SEED + 1}).
@@ -61,8 +61,8 @@ def write(rows: Mapping[str, Mapping[str, str]]) -> None:
 
 def run(what: str, names: Sequence[str]) -> list[Outcome]:
     """One column of some families' strategies."""
-    if what in ("crossed", "combinations"):
-        return [run_combinations(name, crossed=what == "crossed") for name in names]
+    if what == "combinations":
+        return [run_combinations(name) for name in names]
     simulated = what == "simulated"
     return run_random_of(names, RANDOM if simulated else REAL, SEED + (not simulated), simulated=simulated)
 
@@ -83,14 +83,9 @@ def main(what: str, *names: str) -> int:
 
 
 def put(what: str, found: Outcome) -> None:
-    """Write a family's figures into the table; crossed combinations do not replace all of them that passed."""
-    rows, name = written(), found.name
-    text, column = cell(found), "combinations" if what == "crossed" else what
-    if column == "combinations" and len(found.reports) < FULL.get(name, 729):
-        text += " x"
-    before = rows.setdefault(name, {}).get(column, "x")
-    if what != "crossed" or before.endswith(("x", ")")) or found.failed:
-        rows[name][column] = text
+    """Write a family's figures into the table."""
+    rows = written()
+    rows.setdefault(found.name, {})[what] = cell(found)
     write(rows)
 
 

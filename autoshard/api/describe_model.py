@@ -3,6 +3,8 @@
 from typing import Any
 
 from autoshard.ir import Block, FusedOp, OpGraph
+from autoshard.sharding import degree_reasons
+from autoshard.sharding.legality import expert_counts
 
 
 def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, Any]:
@@ -44,7 +46,20 @@ def describe_graph(graph: OpGraph, *, kv_dtype: str = "bfloat16") -> dict[str, A
         "opaque_flops_share": sum(b.repeat * op.flops(1.0) for b, op in opaque) / total if total else 0.0,
         "opaque_parameters_share": sum(b.repeat * op.num_parameters for b, op in opaque) / graph.num_parameters,
         "opaque_state_share": graph.opaque_state_share(kv_dtype=kv_dtype),
+        "restricted": restricted(graph),
     }
+
+
+def restricted(graph: OpGraph) -> list[str]:
+    """What no degree above one is offered for, whatever its value, because of how the model is written; and why."""
+    ep = max(expert_counts(graph), default=1)
+    points = ((2, 1, 1, 1), (1, 1, ep, ep), (1, 2, 1, ep))
+    reasons = [r for pp, dp, tp, ep in points for r in degree_reasons(graph, pp=pp, dp=dp, tp=tp, ep=ep)]
+    found = [r.message for r in reasons if r.rule in _AS_WRITTEN]
+    return list(dict.fromkeys(found))
+
+
+_AS_WRITTEN = frozenset({"pipeline", "own experts"})
 
 
 def _block(block: Block) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A plan, or the patterns of a model, proved tier by tier: at full size without numbers, then reduced on ranks."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from autoshard.api.simulate import complete_degrees, complete_strategy
 from autoshard.calibrate.measure import has_cuda, time_strategy
 from autoshard.errors import InvalidInputError, PlanMismatchError, UnsupportedModelError
 from autoshard.ir import OpGraph
-from autoshard.sharding import Choice, Strategy, paddings, strategy_reasons
+from autoshard.sharding import Choice, Degrees, Strategy, paddings, strategy_reasons
 from autoshard.sharding.wider import check_runs
 from autoshard.tracing import ConfigSource, ModelSource, source_from_dict, trace_source
 from autoshard.tracing.quantised import blocks_of, reduced_quantisation
 from autoshard.tracing.uneven import make_uneven
-from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size
+from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size, scale_degrees
 from autoshard.validate import validate as run_on_ranks
 from autoshard.validate.quantised import Form, form_of, write_checkpoint
 
@@ -29,6 +30,8 @@ NPROC = 4
 """Real ranks that are started unless another number is asked for."""
 ALL_PATTERNS = 16
 """On more ranks than these only the plan's own case runs, or, for a model, Megatron's at every kind of degrees."""
+LEAST = 4
+"""What sizes divide by at least, whatever the degrees."""
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "float32": ("float32",),
     "float64": ("float64",),
@@ -78,7 +81,9 @@ def validate(
     if dtype not in DTYPES:
         raise InvalidInputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InvalidInputError(f"cannot validate on {device!r}: this machine has cpu{has_cuda()}")
+        raise InvalidInputError(
+            f"cannot validate on {device!r}: this machine has cpu{has_cuda()}; without a device, ranks run on the CPU"
+        )
     if isinstance(subject, Plan):
         check_runs(subject.graph, subject.strategy)
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
@@ -131,13 +136,19 @@ def _reduced_job(
 
     What ``strategy`` fills up in the ``full`` model does not divide in the reduced one either. A model whose config
     says that its weights are quantised by blocks has a quantised checkpoint written into ``folder``, for ranks to load.
+    Where only the strategy's own case runs, sizes divide by its degrees (by 64 in all dims, a model has 20 GB), and
+    every stage has a layer.
     """
     plan_tp = None if strategy is None else strategy.degrees.tp
     progress(f"tracing the reduced {source.name}")
-    reduced = source.reduced(tp=nproc, ep=nproc, etp=nproc, nproc=nproc, plan_tp=plan_tp)
+    d, least = Degrees(tp=nproc, ep=nproc, etp=nproc, dp=nproc, batch=nproc), nproc
+    if full is not None and strategy is not None and nproc > ALL_PATTERNS:
+        (d, _), least = scale_degrees(full, strategy.degrees, nproc, uneven=strategy.uneven), LEAST
+    reduced = source.reduced(tp=d.tp, ep=d.ep, etp=d.etp, pp=d.pp, nproc=least, plan_tp=plan_tp)
     if full is not None and strategy is not None and nproc > 1:
-        reduced = make_uneven(reduced, _uneven_kinds(full, strategy), nproc)
-    reduced, form = _quantised_source(source, reduced, nproc)
+        kinds = _uneven_kinds(full, strategy)
+        reduced = make_uneven(make_uneven(reduced, kinds & {"experts"}, d.ep), kinds - {"experts"}, max(d.tp, d.etp))
+    reduced, form = _quantised_source(source, reduced, math.lcm(d.tp, d.etp, least))
     graph = trace_source(reduced)
     if form is not None:
         progress(f"writing the reduced {source.name} in {form}")
@@ -153,11 +164,11 @@ def _reduced_job(
     return ModelJob(source=reduced.to_dict(), graph=graph, cases=cases, sequences=sequences, checkpoint=checkpoint)
 
 
-def _quantised_source(full: ModelSource, reduced: ModelSource, nproc: int) -> tuple[ModelSource, Form | None]:
+def _quantised_source(full: ModelSource, reduced: ModelSource, ranks: int) -> tuple[ModelSource, Form | None]:
     """The reduced source quantised as the full one is, and how; as it is where there is no such format."""
     if not isinstance(full, ConfigSource) or not isinstance(reduced, ConfigSource):
         return reduced, None
-    fields = reduced_quantisation(full.config, reduced.config, nproc)
+    fields = reduced_quantisation(full.config, reduced.config, ranks)
     changed = replace(reduced, config={**reduced.config, **fields})
     return changed, form_of(changed.config)
 

@@ -56,12 +56,13 @@ def reduced_fields(
     depth: int,
     degrees: tuple[int, ...],
     tp: int,
+    ep: int,
     plan_tp: int | None = None,
 ) -> dict[str, Any]:
     """The fields to change in ``config`` (all fields of it, defaults included) for its reduced form.
 
-    ``degrees`` must divide every sharded dimension. If ``plan_tp`` exceeds the kv heads of ``config``, the reduced
-    kv heads stay below ``tp`` and divide it.
+    ``degrees`` must divide every sharded dimension, ``ep`` the experts only. If ``plan_tp`` exceeds the kv heads of
+    ``config``, the reduced kv heads stay below ``tp`` and divide it.
     """
     unit = math.lcm(*degrees)
     heads, kv_heads = _heads(config, unit, tp, plan_tp or tp)
@@ -97,7 +98,8 @@ def reduced_fields(
         if config.get(key):
             top_k = next((int(config[k]) for k in TOP_K if config.get(k)), 1)
             # Enough experts to leave half of them unchosen by a token, up to the 8 of 128 that models use.
-            experts = unit * math.ceil(max(2 * unit, 2 * min(top_k, 8)) / unit)
+            whole = math.lcm(unit, ep)
+            experts = whole * math.ceil(max(2 * whole, 2 * min(top_k, 8)) / whole)
             fields[key] = experts
             fields |= {k: min(top_k, experts) for k in TOP_K if config.get(k)}
     # Some configs give the kind of every layer instead of their number.

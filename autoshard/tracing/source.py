@@ -81,6 +81,7 @@ class ModelSource:
         ep: int = 1,  # noqa: ARG002
         etp: int = 1,  # noqa: ARG002
         nproc: int = 4,  # noqa: ARG002
+        pp: int = 1,  # noqa: ARG002
         plan_tp: int | None = None,  # noqa: ARG002
     ) -> "ModelSource":
         """A small model of the same architecture, every dimension divisible by the given degrees.
@@ -92,7 +93,8 @@ class ModelSource:
             tp: tensor-parallel degree of the reduced run; likewise ``ep``, ``etp`` and the world size ``nproc``.
             ep: expert-parallel degree.
             etp: expert-tensor-parallel degree.
-            nproc: ranks of the reduced run.
+            nproc: ranks of the reduced run; fewer than these where all that runs has the degrees above.
+            pp: pipeline stages, each of which gets a layer (the model itself must have as many).
             plan_tp: tensor-parallel degree of the full plan; where it exceeds the kv heads, ``tp`` will exceed the
                 reduced kv heads as well.
 
@@ -152,12 +154,12 @@ class ConfigSource(ModelSource):
             raise InvalidInputError(f"{self.name}: transformers refuses the config: {one_line(error)}") from error
 
     def reduced(
-        self, *, tp: int = 1, ep: int = 1, etp: int = 1, nproc: int = 4, plan_tp: int | None = None
+        self, *, tp: int = 1, ep: int = 1, etp: int = 1, nproc: int = 4, pp: int = 1, plan_tp: int | None = None
     ) -> ModelSource:
         """See :meth:`ModelSource.reduced`."""
-        depth = depth_with_all_kinds(self.build())
+        depth = max(depth_with_all_kinds(self.build()), pp)
         effective = {**self.hf_config().to_dict(), **self.config}
-        fields = reduced_fields(effective, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
+        fields = reduced_fields(effective, depth=depth, degrees=(tp, etp, nproc), tp=tp, ep=ep, plan_tp=plan_tp)
         sizes = {k: v for k, v in self.config.items() if k != "quantization_config"}  # its blocks do not shrink
         return replace(self, name=f"{self.name}-reduced", config={**sizes, **fields}, whole=None)
 
@@ -199,7 +201,7 @@ class FactorySource(ModelSource):
         return all(t is None or t.startswith(OWN_MODELS) for t in (self.target, self.config_target))
 
     def reduced(
-        self, *, tp: int = 1, ep: int = 1, etp: int = 1, nproc: int = 4, plan_tp: int | None = None
+        self, *, tp: int = 1, ep: int = 1, etp: int = 1, nproc: int = 4, pp: int = 1, plan_tp: int | None = None
     ) -> ModelSource:
         """See :meth:`ModelSource.reduced`; sizes are the keyword arguments, under the names configs use."""
         if "num_hidden_layers" not in self.kwargs or "hidden_size" not in self.kwargs:
@@ -210,9 +212,9 @@ class FactorySource(ModelSource):
                     f"{self.name}: {self.target} has no sizes to reduce; give the built module a dataclass `config` "
                     "with hidden_size, num_hidden_layers and their like"
                 )
-            return described.reduced(tp=tp, ep=ep, etp=etp, nproc=nproc, plan_tp=plan_tp)
-        depth = depth_with_all_kinds(self.build())
-        fields = reduced_fields(self.kwargs, depth=depth, degrees=(tp, ep, etp, nproc), tp=tp, plan_tp=plan_tp)
+            return described.reduced(tp=tp, ep=ep, etp=etp, nproc=nproc, pp=pp, plan_tp=plan_tp)
+        depth = max(depth_with_all_kinds(self.build()), pp)
+        fields = reduced_fields(self.kwargs, depth=depth, degrees=(tp, etp, nproc), tp=tp, ep=ep, plan_tp=plan_tp)
         return replace(
             self,
             name=f"{self.name}-reduced",

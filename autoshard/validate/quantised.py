@@ -87,7 +87,9 @@ def write_checkpoint(
         How many tensors were quantised, and how many were kept.
     """
     from safetensors.torch import load_file, save_file
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # of a model of kilobytes, over this program's own line
     model.save_pretrained(folder)  # type: ignore[operator]
     stored: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):

@@ -21,7 +21,7 @@ from tests.validate.sources import SOURCES
 from tests.validate.strategies import drawn_strategies
 
 CHOICES: tuple[Choice, ...] = (0, 1, None)
-FULL = {
+SWEPT = {
     "mixtral": 729,
     "qwen3-moe": 729,
     "olmoe": 729,
@@ -33,26 +33,22 @@ FULL = {
     "phi3": 81,
     "gpt-neox": 81,
     "falcon": 81,
+    "llama-biases": 729,
+    "llama-tied": 729,
+    "qwen2_moe": 729,
+    "phimoe": 729,
+    "granitemoe": 729,
+    "minimax_m2": 729,
+    "glm4_moe": 729,
+    "hunyuan_v1_moe": 729,
+    "gemma2": 729,
+    "deepseek_v2": 486,
+    "glm_moe_dsa": 486,
+    "nemotron_h": 729,
+    "jamba": 729,
 }
 """Families of which all combinations run, and how many these are: 3^4 x 3^2; a latent attention has 3 x 3 x 2 x 3 (its
 kv_b goes with the core: by heads or whole), one fused projection 3 x 3."""
-MORE = {
-    "llama-biases": 81,
-    "llama-tied": 81,
-    "qwen2_moe": 81,
-    "phimoe": 81,
-    "granitemoe": 81,
-    "minimax_m2": 81,
-    "glm4_moe": 81,
-    "hunyuan_v1_moe": 81,
-    "gemma2": 81,
-    "deepseek_v2": 54,
-    "glm_moe_dsa": 54,
-    "nemotron_h": 81,
-    "jamba": 81,
-}
-"""Families of which every combination of the attention matrices runs, with those of the FFN dealt over them."""
-SWEPT = (*FULL, *MORE)
 _ONE_OF_EACH: dict[str, dict[str, object]] = {
     "gpt_oss": {"num_hidden_layers": 2},
     "deepseek_v3": {"num_hidden_layers": 2, "qk_nope_head_dim": 16},
@@ -110,12 +106,10 @@ _FFN = frozenset({"gate", "up", "down"})
 _ATTENTION = frozenset({"q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a"})
 
 
-def sweep(graph: OpGraph, tp: int, *, crossed: bool = False) -> Iterator[tuple[str, Strategy]]:
+def sweep(graph: OpGraph, tp: int) -> Iterator[tuple[str, Strategy]]:
     """All combinations of what is offered, each with its name; what is not swept is drawn, the number its seed.
 
-    A combination that is offered for some matrices of an axis only takes "replicated" for the others. ``crossed`` keeps
-    one combination of the FFN for each of the attention, such that every choice of an attention matrix meets every
-    combination of the FFN (the sums below are independent for any one matrix).
+    A combination that is offered for some matrices of an axis only takes "replicated" for the others.
     """
     degrees = Degrees(tp=tp, etp=tp)
     sizes = axis_sizes(mesh_of(graph, degrees))
@@ -130,13 +124,7 @@ def sweep(graph: OpGraph, tp: int, *, crossed: bool = False) -> Iterator[tuple[s
             legal[choice_key(graph, block, op)] = sorted(dict.fromkeys(offered), key=str)
     swept = {key for keys in axes.values() for key in keys}
     axis_choices = [[c for c in CHOICES if any(c in legal[k] for k in keys)] for keys in axes.values()]
-    ffn = [i for i, axis in enumerate(axes) if axis.startswith("ffn_")]
-    for number, digits in enumerate(product(*(range(len(choices)) for choices in axis_choices))):
-        attention = [d for i, d in enumerate(digits) if i not in ffn]
-        sums = (sum(attention), sum(d * (i + 1) for i, d in enumerate(attention)))
-        if crossed and any(digits[i] != s % len(axis_choices[i]) for i, s in zip(ffn, sums, strict=True)):
-            continue
-        combination = [choices[d] for choices, d in zip(axis_choices, digits, strict=True)]
+    for number, combination in enumerate(product(*axis_choices)):
         rng = random.Random(number)
         chosen: dict[str, Choice] = {RESIDUAL: None}
         for keys, choice in zip(axes.values(), combination, strict=True):
@@ -178,17 +166,12 @@ class Outcome:
         )
 
 
-def run_combinations(name: str, stride: slice = slice(None), *, crossed: bool = False) -> Outcome:
-    """All combinations of a family (or some) on two simulated ranks, in float64; by default those of the tables above.
-
-    A fused projection has so few that crossing keeps none of them out.
-    """
-    crossed = name in MORE or (crossed and FULL[name] > 81)
+def run_combinations(name: str, stride: slice = slice(None)) -> Outcome:
+    """All combinations of a family (or some of them) on two simulated ranks, in float64."""
     source = swept_source(name)
     graph = trace_source(source)
-    cases = [Case(name=n, strategy=s) for n, s in sweep(graph, 2, crossed=crossed)]
-    wanted = MORE[name] if name in MORE else FULL[name] // (9 if crossed else 1)
-    assert len(cases) == wanted, f"{name} has {len(cases)} combinations"
+    cases = [Case(name=n, strategy=s) for n, s in sweep(graph, 2)]
+    assert len(cases) == SWEPT[name], f"{name} has {len(cases)} combinations"
     (found,) = _run([name], [_job(source, graph, cases[stride], 2)], 2, None, simulated=True)
     return found
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autoshard.api.describe_model import restricted
 from autoshard.ir import Attention, ExpertsLinear, OpGraph
 from autoshard.sharding import Degrees, degree_reasons, strategy_reasons
 from autoshard.sharding.patterns import pattern_strategy
@@ -25,6 +26,8 @@ def test_expert_loops_keep_their_experts_and_say_why() -> None:
     for kind in ("Einsum", "Fused"):
         graph = graph_of(kind)
         (reason,) = degree_reasons(graph, pp=1, dp=1, tp=2, ep=2)
+        (listed,) = restricted(graph)  # by `autoshard trace`; of 8 experts
+        assert listed == reason.message.replace("ep=2", "ep=8")
         assert reason.rule == "own experts" and "only ep=1 works" in reason.message
         up = next(op for _, op in graph.all_ops() if isinstance(op, ExpertsLinear))
         strategy = pattern_strategy(graph, Degrees(tp=2, etp=2), "megatron")

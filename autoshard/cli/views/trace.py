@@ -36,6 +36,8 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     opaque = ", ".join(f"{o['fqn']} ({o['reason']})" for o in data["opaque"])
     share = numbers.share(data["opaque_flops_share"])
     table.add_row("opaque", f"{opaque}: {share} of the FLOPs, run replicated" if opaque else "none")
+    for reason in data["restricted"]:
+        table.add_row("not offered", reason)
     table.add_row("took", f"{data['seconds']:.1f} s" + (" (read from the cache of traces)" if data["kept"] else ""))
     yield table
     for block in data["blocks"]:

@@ -19,9 +19,10 @@ def view(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     kinds = " and ".join(f"{t['nproc']} {t['name'].replace('_', ' ')}" for t in data.get("tiers", ()) if "nproc" in t)
     yield f"{data['model']}, reduced, on {kinds} ({data['device']}): sharded against unsharded"
     yield ""
+    both = {bool(case.get("simulated")) for case in data["cases"]} == {True, False}
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for case in data["cases"]:
-        name = f"{case['name']} (simulated)" if case.get("simulated") else case["name"]
+        name = f"{case['name']} (simulated)" if both and case.get("simulated") else case["name"]
         by_name.setdefault(name, []).append(case)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("case", no_wrap=True)
