@@ -45,8 +45,8 @@ def compare(
     wherever it is a bound, regret is against the best that any run or ``exact`` found, and ``gap_to_bound`` against the
     bound.
 
-    ``untied_bound`` is what choices of each layer for itself, in place of one for all repeats of a block, could reach at
-    most (`autoshard.search.untied`; None under effects).
+    ``untied_bound`` is what choices of each layer for itself, in place of one for all repeats of a block, could reach
+    at most (`autoshard.search.untied`; None under effects).
 
     ``state`` is a file that keeps what has run, so that an interrupted comparison goes on where it was.
 

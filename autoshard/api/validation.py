@@ -21,7 +21,17 @@ from autoshard.sharding.wider import check_runs
 from autoshard.tracing import ConfigSource, ModelSource, source_from_dict, trace_source
 from autoshard.tracing.quantised import blocks_of, reduced_quantisation
 from autoshard.tracing.uneven import make_uneven
-from autoshard.validate import Case, ModelJob, ValidationReport, default_cases, plan_case, run_full_size, scale_degrees
+from autoshard.validate import (
+    Case,
+    ModelJob,
+    ValidationReport,
+    check_joined,
+    default_cases,
+    is_first,
+    plan_case,
+    run_full_size,
+    scale_degrees,
+)
 from autoshard.validate import validate as run_on_ranks
 from autoshard.validate.quantised import Form, form_of, write_checkpoint
 
@@ -61,6 +71,9 @@ def validate(
     4. ``op_times``, for a plan and with ``device`` (``cpu`` or ``cuda``): every fused op timed at the shapes of one
        rank, beside its prediction. Collectives are not measured by it. With as many GPUs as ranks, 3 runs over nccl.
 
+    In a torchrun job (any number of nodes) 3 runs on that job's ranks instead, over nccl with ``device="cuda"``; every
+    rank calls this alike, and 1 and 4 are done by the first.
+
     In 2 and 3 the model is built reduced with random weights, degrees are scaled to the ranks, which the case's notes
     say, and named patterns run after the plan's own. ``model`` says how to build a plan's model where the plan cannot:
     one made from a live module, or whose factory is code outside this package (a plan file is data and has nothing
@@ -84,11 +97,13 @@ def validate(
         raise InvalidInputError(
             f"cannot validate on {device!r}: this machine has cpu{has_cuda()}; without a device, ranks run on the CPU"
         )
+    joined = check_joined(nproc, simulate_ranks, device)
+    nproc = joined or nproc
     if isinstance(subject, Plan):
         check_runs(subject.graph, subject.strategy)
     source, graph, strategy = _asked(subject, model, fixed or {}, pinned or {}, progress, uneven=allow_uneven)
     tiers = []
-    if graph is not None and strategy is not None:
+    if graph is not None and strategy is not None and is_first():
         progress(f"running {source.name} at full size on meta tensors")
         length = subject.data.workload.tokens_per_sequence if isinstance(subject, Plan) else 1
         tiers.append(_full_size(source, graph, strategy, length))
@@ -99,7 +114,7 @@ def validate(
         numbers.append((nproc or NPROC, False))
     reports: list[ValidationReport] = []
     own = "plan" if isinstance(subject, Plan) else "fixed"
-    on_gpus = device == "cuda" and torch.cuda.device_count() >= (nproc or NPROC)
+    on_gpus = device == "cuda" and (joined is not None or torch.cuda.device_count() >= (nproc or NPROC))
     for size, simulated in numbers:
         with TemporaryDirectory(prefix="autoshard-quantised-") as folder:
             job = _reduced_job(source, graph, strategy, size, own, Path(folder), progress)
@@ -116,7 +131,7 @@ def validate(
         reports += found
         real = "nccl_ranks" if on_gpus else "gloo_ranks"
         tiers.append(_numbers_tier("simulated_ranks" if simulated else real, size, found))
-    if device is not None and isinstance(subject, Plan) and strategy is not None:
+    if device is not None and isinstance(subject, Plan) and strategy is not None and is_first():
         progress(f"timing one rank's ops on {device}")
         tiers.append(op_times(subject, strategy, device))
     data = summary(source.name, numbers[-1][0], tuple(reports))

@@ -18,6 +18,7 @@ from autoshard.ir import OpGraph
 from autoshard.sharding import Degrees, mesh_of
 from autoshard.validate.expectation import Expectation, Traffic, axis_ranks, expect
 from autoshard.validate.job import Case, Job, ModelJob
+from autoshard.validate.joined import join, world_size
 from autoshard.validate.launch import launch
 from autoshard.validate.report import TOLERANCE, ValidationReport
 from autoshard.validate.routed import Listed, routed_traffic
@@ -36,7 +37,8 @@ def validate(
 ) -> tuple[ValidationReport, ...]:
     """Run every case of every model in every dtype on ``nproc`` ranks, in one launch; a report each, in that order.
 
-    ``simulated`` ranks are threads of this process; otherwise they are processes, over gloo or nccl.
+    ``simulated`` ranks are threads of this process; otherwise they are processes, over gloo or nccl: started here, or,
+    in a torchrun job, that job's, each of which must call this alike.
 
     Raises:
         InvalidInputError: when a case needs another number of ranks, or sequences do not spread over its dp.
@@ -58,7 +60,10 @@ def validate(
         for m, dtype, c in work
     ]
     job = Job(models=tuple(models), dtypes=tuple(dtypes), device=device, timeout_s=timeout_s)
-    by_rank = simulate(job, nproc) if simulated else launch(job, nproc, python_path=python_path)
+    if simulated:
+        by_rank = simulate(job, nproc)
+    else:
+        by_rank = launch(job, nproc, python_path=python_path) if world_size() is None else join(job)
     return tuple(
         replace(_judge(m, dtype, case, want, [rank[i] for rank in by_rank], device), simulated=simulated)
         for i, ((m, dtype, case), want) in enumerate(zip(work, expected, strict=True))

@@ -27,7 +27,8 @@ def validate(
 ) -> None:
     """Prove a plan's sharding: at full size without numbers, then on ranks: same logits, collectives and bytes.
 
-    Exit code 1 if anything differs.
+    Started by torchrun (``torchrun ... --no-python autoshard validate PLAN --device cuda``) it runs on the ranks of that
+    job, of any number of nodes; the first of them prints. Exit code 1 if anything differs.
     """
     start = time.perf_counter()
     planned = is_plan_file(subject)
@@ -36,7 +37,7 @@ def validate(
         from autoshard.api.pins import parse_fix, parse_pin
         from autoshard.api.plan import Plan
         from autoshard.api.validation import validate as run_cases
-        from autoshard.validate import LaunchError, LaunchTimeout
+        from autoshard.validate import LaunchError, LaunchTimeout, is_first
 
         fixed, pinned = parse_fix(fix), parse_pin(pin)
         use_working_directory(subject if model is None else model)
@@ -60,9 +61,9 @@ def validate(
         except LaunchError as error:
             raise RuntimeError(str(error)) from error  # ranks that died are not the user's to mend
     data["seconds"] = time.perf_counter() - start
-    if json:
+    if json and is_first():
         show_json(data)
-    else:
+    elif is_first():
         from autoshard.cli.views.validate import view
 
         show(*view(data))
