@@ -27,8 +27,8 @@ def validate(
 ) -> None:
     """Prove a plan's sharding: at full size without numbers, then on ranks: same logits, collectives and bytes.
 
-    Started by torchrun (``torchrun ... --no-python autoshard validate PLAN --device cuda``) it runs on the ranks of that
-    job, of any number of nodes; the first of them prints. Exit code 1 if anything differs.
+    Started by torchrun (``torchrun ... --no-python autoshard validate PLAN --device cuda``) it runs on the ranks of
+    that job, of any number of nodes; the first of them prints. Exit code 1 if anything differs.
     """
     start = time.perf_counter()
     planned = is_plan_file(subject)
