@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.page import DOCS, Runs, grouped, percent
+from benchmarks.paper.page import DOCS
 from benchmarks.paper.points import BUDGET, CATALOGUE, METHODS, TUNED_ON
 from benchmarks.paper.run import read
+from benchmarks.paper.tables import Runs, grouped, percent
 
 RESULTS = Path("build/catalogue.jsonl")
 KEPT = DOCS / "search.jsonl"
