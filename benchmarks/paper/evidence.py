@@ -1,4 +1,4 @@
-"""What the study's page takes from elsewhere: the simulator's error on measured collectives, and strategies that ran."""
+"""What the page takes from elsewhere: the simulator's error on measured collectives, strategies that ran."""
 
 import re
 from collections.abc import Iterator

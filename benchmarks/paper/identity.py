@@ -72,20 +72,24 @@ def cost_models(points: Iterable[Point], jobs: int = 1) -> dict[str, str]:
 @cache
 def code(kind: str, name: str) -> str:
     """The hash of the code and settings of a kind of task and a name of it."""
-    settings = ""
-    if kind == "method":
-        search: Any = SEARCHES[name]
-        start = (search.func if isinstance(search, partial) else search).__module__
-        settings = repr(LEARNING.get(name, ""))
-    elif kind == "variant":
-        start, settings = "autoshard.search.rl", repr(VARIANTS.get(name, ""))
-    else:
-        start = STUDIES
-    reached = _reached({start, "autoshard.search.problem", *(("autoshard.search.megatron",) if kind == "gain" else ())})
-    found = hashlib.sha256(settings.encode())
-    for module in sorted(reached):
+    settings: Any = {"method": LEARNING, "variant": VARIANTS}.get(kind, {}).get(name, "")
+    found = hashlib.sha256(repr(settings).encode())
+    for module in sorted(modules_of(kind, name)):
         found.update(f"{module}\n{_bare(module)}\n".encode())
     return found.hexdigest()[:DIGITS]
+
+
+def modules_of(kind: str, name: str) -> set[str]:
+    """The modules whose code decides what such a task finds."""
+    start = {"autoshard.search.problem"}
+    if kind == "method":
+        search: Any = SEARCHES[name]
+        start.add((search.func if isinstance(search, partial) else search).__module__)
+    elif kind == "variant":
+        start.add("autoshard.search.rl")
+    else:
+        start |= {STUDIES, "autoshard.search.exact", "autoshard.search.megatron"}
+    return _reached(start)
 
 
 def _reached(modules: set[str]) -> set[str]:

@@ -96,14 +96,18 @@ def provenance(found: Sorted, runs: Runs, points: Sequence[str], *, checked: boo
     yield from described(found.kept)
     if not checked:
         yield "- Not checked against the prices and code of today: figures may be of others."
-    if found.unknown:
-        yield f"- {found.unknown:,} runs do not say which prices and code they ran with: unknown cost model."
-    if found.stale:
-        names = sorted({line["point"] for line in found.stale})
-        yield f"- Left out: {len(found.stale):,} runs with other prices or code than today's, of {'; '.join(names)}."
+    yield from depends(found)
     missing = [p.name for p in SUBSET if p.name not in points]
     if missing:
         yield f"- Not run of `make paper`: {'; '.join(missing)}."
+
+
+def depends(found: Sorted) -> Iterator[str]:
+    """Of which runs prices and code are not known, and which were left out."""
+    if found.unknown:
+        yield f"- {found.unknown:,} runs do not say which prices and code they ran with: unknown cost model."
+    if found.stale:
+        yield f"- Left out: {len(found.stale):,} runs with other prices or code than today's: run again to have them."
 
 
 def _range(counts: Sequence[int]) -> str:
