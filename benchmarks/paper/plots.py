@@ -65,11 +65,14 @@ def regret_curves(runs: Runs, points: Sequence[str], path: Path) -> None:
 
 def throughput_bars(runs: Runs, path: Path) -> None:
     """Throughput over Megatron's by series: bars are medians of seeds, whiskers reach from worst to best."""
-    figure, axes = plt.subplots(len(SERIES), 1, figsize=(11, 2.7 * len(SERIES)), squeeze=False)
+    series = {t: [p for p in ps if len(rates_of(runs, p.name, "megatron"))] for t, ps in SERIES.items()}
+    series = {title: points for title, points in series.items() if points}
+    if not series:
+        return
+    figure, axes = plt.subplots(len(series), 1, figsize=(11, 2.7 * len(series)), squeeze=False)
     others = [m for m in METHODS if m != "megatron"]
     width = 0.8 / len(others)
-    for axis, (title, points) in zip(axes[:, 0], SERIES.items(), strict=True):
-        shown = [p for p in points if len(rates_of(runs, p.name, "megatron"))]
+    for axis, (title, shown) in zip(axes[:, 0], series.items(), strict=True):
         for number, method in enumerate(others):
             for at, point in enumerate(shown):
                 rates = rates_of(runs, point.name, method) / rates_of(runs, point.name, "megatron")[0]
