@@ -72,7 +72,8 @@ def cost_models(points: Iterable[Point], jobs: int = 1) -> dict[str, str]:
 @cache
 def code(kind: str, name: str) -> str:
     """The hash of the code and settings of a kind of task and a name of it."""
-    settings: Any = {"method": LEARNING, "variant": VARIANTS}.get(kind, {}).get(name, "")
+    known: dict[str, Mapping[str, Any]] = {"method": LEARNING, "variant": VARIANTS}
+    settings = known.get(kind, {}).get(name, "")
     found = hashlib.sha256(repr(settings).encode())
     for module in sorted(modules_of(kind, name)):
         found.update(f"{module}\n{_bare(module)}\n".encode())
@@ -135,14 +136,17 @@ def _versions() -> str:
     return f"Python {platform.python_version()}, {packages}"
 
 
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def _commit() -> str:
     try:
-        git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
-        head = git(["git", "rev-parse", "--short=10", "HEAD"]).stdout.strip()
-        changed = git(["git", "status", "--porcelain", "-uno", "--", "autoshard", "benchmarks", "models"]).stdout
+        head = _git("rev-parse", "--short=10", "HEAD")
+        changed = _git("status", "--porcelain", "-uno", "--", "autoshard", "benchmarks", "models")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return f"{head}{' with changes' if changed.strip() else ''}"
+    return f"{head}{' with changes' if changed else ''}"
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "autoshard"  # the same data give the same file
 import matplotlib.pyplot as plt  # noqa: E402  # after the backend is chosen
+from matplotlib.figure import Figure  # noqa: E402
 
 from benchmarks.paper.points import BUDGET, METHODS, SERIES, Point  # noqa: E402
 from benchmarks.paper.tables import Runs, rates_of  # noqa: E402
@@ -29,7 +31,7 @@ def regret_curves(runs: Runs, points: Sequence[str], path: Path) -> None:
         rows, COLUMNS, figsize=(4 * COLUMNS, 2.5 * rows + 0.6), squeeze=False, sharex=True, sharey=True
     )
     calls = np.unique(np.geomspace(1, BUDGET, 120).astype(int))
-    handles = {}
+    handles: dict[str, Any] = {}
     for axis, point in zip(axes.flat, points, strict=False):
         for method in METHODS:
             found = runs.get((point, "method", method), [])
@@ -99,14 +101,14 @@ def _short(point: Point) -> str:
     return f"{point.model}\n{point.cluster}\n{point.label}"
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=80)
     plt.close(figure)
 
 
-def _curve(run: dict[str, object], calls: np.ndarray) -> np.ndarray:
+def _curve(run: dict[str, Any], calls: np.ndarray) -> np.ndarray:
     """Regret after each number of calls; 1 before anything was found."""
     history = np.array(run["history"], dtype=np.float64).reshape(-1, 2)
     index = np.searchsorted(history[:, 0], calls, side="right") - 1
     best = np.where(index >= 0, history[:, 1][index.clip(0)] if len(history) else 0.0, 0.0)
-    return np.asarray(1 - best / float(str(run["optimum"])))
+    return np.asarray(1 - best / float(run["optimum"]))
