@@ -12,10 +12,10 @@ DEMO_CLUSTER ?= H100x64
 DEMO_CONTEXT ?= 16384
 DEMO_TPOT_MS ?= 20
 
-.PHONY: help install demo test lint types check bench bench-fidelity paper paper-full search gpu-check wheel format clean
+.PHONY: help install demo test lint types check bench bench-fidelity paper paper-full search search-seconds gpu-check wheel format clean
 
 help:
-	@echo "targets: demo test lint types check bench bench-fidelity paper paper-full search gpu-check wheel format clean"
+	@echo "targets: demo test lint types check bench bench-fidelity paper paper-full search search-seconds gpu-check wheel format clean"
 
 $(STAMP): pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,7 +47,8 @@ check: lint types test
 bench: $(STAMP)
 	set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-# The paper's study on a declared subset of points; `paper-full` is resumable and takes a night.
+# The paper's study on a declared subset of points (20), and `paper-full` on 160, which takes a night. Both are
+# resumable, and run again what other prices or code have made stale.
 paper: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
 	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS)
@@ -64,7 +65,11 @@ search: $(STAMP)
 paper-full: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[paper]
 	$(BIN)/python -m benchmarks.paper.run --jobs $(JOBS) --set full --out build/paper-full.jsonl
-	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl
+	$(BIN)/python -m benchmarks.paper.page build/paper-full.jsonl --out docs/results/paper-full.md
+
+# CPU seconds of exact and rl on every model by name, at 64 and at 24,576 GPUs.
+search-seconds: $(STAMP)
+	$(BIN)/python -m benchmarks.search_seconds --page docs/results/search-seconds.md
 
 # On a machine with CUDA, minutes: its own constants, as a cluster file for --cluster; and every fused op of one rank of
 # a plan at its full-size local shapes, measured beside predicted (nccl ranks too where there are 4 GPUs).

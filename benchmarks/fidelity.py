@@ -5,7 +5,7 @@ full tables in a folder.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,10 @@ TARGETS: tuple[tuple[str, str, str, float | None], ...] = (
 )
 
 
-def errors_of(folder: Path, device: str) -> Mapping[str, tuple[Any, list[str]]]:
-    """Absolute percentage errors and group names of the held-out rows of every kind."""
+def errors_of(folder: Path, device: str, kinds: Collection[str] = tuple(KINDS)) -> Mapping[str, tuple[Any, list[str]]]:
+    """Absolute percentage errors and group names of the held-out rows of kinds."""
     cluster, found = parse_cluster(f"{device}x8"), {}
-    for kind in KINDS.values():
+    for kind in (KINDS[name] for name in kinds):
         path = table_path(folder, kind)
         if path is None:
             continue

@@ -6,7 +6,7 @@ on toy problems and on the models of ``TUNED_ON``, about every other one of the 
 """
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoshard.catalogue import entries
@@ -43,7 +43,6 @@ class Point:
     cluster: str
     workload: Workload
     label: str
-    pinned: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -71,20 +70,48 @@ def _point(model: str, cluster: str, what: tuple[Workload, str]) -> Point:
     return Point(model=model, cluster=cluster, workload=what[0], label=what[1])
 
 
-SUBSET = (
-    _point("gpt-moe-7b", "H100x64", decode(16)),
-    _point("gpt-moe-60b", "H100x64", decode(16)),
-    _point("gpt-moe-350b", "H100x64", decode(16)),
-    _point("gpt-moe-1.6t", "H100x512", decode(16)),
-    _point("gpt-moe-1.6t", "H100x24576", decode(16)),
-    _point("mixtral-8x7b", "H100x64", decode(1)),
-    _point("mixtral-8x7b", "H100x64", decode(16, tpot_ms=20)),
-    _point("mixtral-8x7b", "H100x64", decode(64)),
-    _point("mixtral-8x7b", "H100x64", prefill(8)),
-    _point("olmoe-1b-7b", "H100x64", decode(16)),
-    _point("gpt-oss-120b", "H100x64", decode(16)),
-    _point("deepseek-v3", "H100x512", decode(16)),
-)
+SERIES: dict[str, tuple[Point, ...]] = {
+    "size, decode 16k on H100x64": (
+        _point("gpt-moe-7b", "H100x64", decode(16)),
+        _point("gpt-moe-60b", "H100x64", decode(16)),
+        _point("gpt-moe-350b", "H100x64", decode(16)),
+        _point("deepseek-v3", "H100x64", decode(16)),
+        _point("gpt-moe-1.6t", "H100x64", decode(16)),
+    ),
+    "cluster, gpt-moe-1.6t, decode 16k": (
+        _point("gpt-moe-1.6t", "H100x64", decode(16)),
+        _point("gpt-moe-1.6t", "H100x512", decode(16)),
+        _point("gpt-moe-1.6t", "H100x4096", decode(16)),
+        _point("gpt-moe-1.6t", "H100x24576", decode(16)),
+    ),
+    "context and phase, glm-4.5-air on H100x64": (
+        _point("glm-4.5-air", "H100x64", decode(1)),
+        _point("glm-4.5-air", "H100x64", decode(16)),
+        _point("glm-4.5-air", "H100x64", decode(64)),
+        _point("glm-4.5-air", "H100x64", prefill(8)),
+    ),
+    "limit on TPOT, decode 16k": (
+        _point("mixtral-8x7b", "H100x64", decode(16)),
+        _point("mixtral-8x7b", "H100x64", decode(16, tpot_ms=20)),
+        _point("gpt-moe-1.6t", "H100x512", decode(16)),
+        _point("gpt-moe-1.6t", "H100x512", decode(16, tpot_ms=50)),
+    ),
+    "attention, decode 16k on H100x64": (
+        _point("llama-3.1-70b", "H100x64", decode(16)),
+        _point("qwen3-235b-a22b", "H100x64", decode(16)),
+        _point("deepseek-v3", "H100x64", decode(16)),
+        _point("gpt-oss-120b", "H100x64", decode(16)),
+        _point("qwen3-next-80b-a3b", "H100x64", decode(16)),
+        _point("nemotron-3-nano", "H100x64", decode(16)),
+    ),
+}
+"""What varies, and its points: of a series only that differs (in "limit" by pairs; in "attention" the model: dense,
+grouped queries, latent, sliding windows, linear attention, state space). Sized so that `make paper` ends in 40 minutes
+on two idle cores."""
+
+SUBSET = tuple({point.name: point for points in SERIES.values() for point in points}.values())
+SIZES = next(iter(SERIES))
+"""The series that compares model sizes, as the paper's third figure does."""
 
 FULL = tuple(
     _point(model, cluster, what)
@@ -110,31 +137,50 @@ CATALOGUE = tuple(
 SETS = {"subset": SUBSET, "full": FULL, "catalogue": CATALOGUE}
 
 _RL = RLConfig()
-VARIANTS: dict[str, RLConfig] = {
-    "as shipped": _RL,
-    "no learning (rate 0)": replace(_RL, learning_rate=0.0),
-    "no learning, no sweeps (masks and mutations only)": replace(_RL, learning_rate=0.0, sweep_share=0.0),
-    "no sweeps": replace(_RL, sweep_share=0.0),
-    "no mutations": replace(_RL, mutation_share=0.0),
-    "no sweeps, no mutations": replace(_RL, sweep_share=0.0, mutation_share=0.0),
-    "no sweeps, mutations, imitation": replace(_RL, sweep_share=0.0, mutation_share=0.0, imitation=0.0),
-    "no imitation": replace(_RL, imitation=0.0),
-    "no islands": replace(_RL, islands=False),
-    "loose masks": replace(_RL, exact_masks=False),
-    "factorised head": replace(_RL, factorised=True),
-    "history T = 1": replace(_RL, history=1),
-    "history T = 10": replace(_RL, history=10),
-    "confidence 0.8": replace(_RL, confidence=0.8),
-    "chunks 2": replace(_RL, chunks=2),
-    "chunks 10": replace(_RL, chunks=10),
-    "alpha 0 (improvement only)": replace(_RL, alpha=0.0),
-    "beta 0 (throughput only)": replace(_RL, beta=0.0),
-    "beta 2": replace(_RL, beta=2.0),
-    "paper": PAPER,
-    "paper + exact masks": replace(PAPER, exact_masks=True),
-    "paper + exact masks + imitation": replace(PAPER, exact_masks=True, imitation=_RL.imitation),
+_ALONE = replace(_RL, sweep_share=0.0, mutation_share=0.0)
+_VARIED: dict[str, dict[str, Any]] = {
+    "T = 1": {"history": 1},
+    "T = 10": {"history": 10},
+    "tau = 0.8": {"confidence": 0.8},
+    "tau = 0.99": {"confidence": 0.99},
+    "chunks 2": {"chunks": 2},
+    "chunks 10": {"chunks": 10},
+    "alpha = 0 (improvement only)": {"alpha": 0.0},
+    "beta = 0 (throughput only)": {"beta": 0.0},
+    "beta = 2": {"beta": 2.0},
 }
-"""Ablation and sensitivity: one change each, from the agent as shipped or from the paper's."""
+"""The paper's hyperparameters, one changed at a time."""
+_PARTS: dict[str, dict[str, Any]] = {
+    "no learning (rate 0)": {"learning_rate": 0.0},
+    "no imitation": {"imitation": 0.0},
+    "no islands": {"islands": False},
+    "loose masks": {"exact_masks": False},
+    "factorised head": {"factorised": True},
+}
+"""Parts of the agent, one taken away at a time."""
 
-ABLATED = ("gpt-moe-60b / H100x64 / decode 16k", "deepseek-v3 / H100x512 / decode 16k")
-"""Points on which every variant runs."""
+
+def _family(base: RLConfig, *changes: dict[str, dict[str, Any]]) -> dict[str, RLConfig]:
+    """An agent and what becomes of it with one change each."""
+    return {"unchanged": base} | {n: replace(base, **c) for each in changes for n, c in each.items()}
+
+
+FAMILIES: dict[str, dict[str, RLConfig]] = {
+    "rl": _family(_RL, {"no sweeps": {"sweep_share": 0.0}, "no mutations": {"mutation_share": 0.0}}, _PARTS, _VARIED),
+    "policy alone": _family(_ALONE, _PARTS, _VARIED),
+    "rl-paper": _family(
+        PAPER,
+        {
+            "exact masks": {"exact_masks": True},
+            "exact masks, imitation": {"exact_masks": True, "imitation": _RL.imitation},
+        },
+        _VARIED,
+    ),
+}
+"""Ablation and sensitivity: one change each, of `rl` as shipped, of its policy alone (no sweeps, no mutations, where a
+change of the learning is not hidden by what comes after it), and of the paper's agent."""
+
+VARIANTS = {f"{family}: {name}": config for family, each in FAMILIES.items() for name, config in each.items()}
+
+ABLATED = ("glm-4.5-air / H100x64 / decode 16k", "gpt-moe-1.6t / H100x512 / decode 16k")
+"""Points on which every variant runs: one held out, where searches find it hardest, and one of the paper's size."""

@@ -2,15 +2,18 @@
 
 ``python -m benchmarks.paper.run [--set subset|full|catalogue] [--seeds 10] [--methods rl,anneal] [--match TEXT]
 [--jobs 2] [--out build/paper.jsonl]``. Each line is one run: its task (point, method or variant, seed), best rate,
-calls, seconds, its improvements as (call, rate), and the degrees found. ``cpu_s`` are seconds of its process alone,
-``seconds`` of the clock, on whatever else ran beside it.
+calls, seconds, its improvements as (call, rate), the degrees and choices found, and what it depends on
+(`benchmarks.paper.identity`): runs whose prices or code have changed since are run again. ``cpu_s`` are seconds of its
+process alone, ``seconds`` of the clock, on whatever else ran beside it. Killed and started again it goes on: lines are
+written task by task, and one that was cut off is dropped.
 """
 
 import argparse
 import itertools
 import json
+import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,22 +24,19 @@ import numpy as np
 
 from autoshard.api.build_plan import degrees_dict
 from autoshard.api.compare import SEEDLESS
-from autoshard.api.solve import make_simulator, regret_to, run_search
-from autoshard.catalogue import find
+from autoshard.api.solve import regret_to, run_search
 from autoshard.errors import AutoshardError
-from autoshard.hardware import parse_cluster
-from autoshard.ir import OpGraph
 from autoshard.search.exact import ExactSearch
 from autoshard.search.problem import ShardingProblem
 from autoshard.search.result import SearchResult
 from autoshard.search.rl import search as search_rl
+from autoshard.search.state import problem_hash
 from autoshard.simulator import Simulator
-from autoshard.tracing import trace_source
-from benchmarks.paper import studies
+from benchmarks.paper import identity, studies
 from benchmarks.paper.points import ABLATED, BUDGET, METHODS, SETS, VARIANTS, Point
 
 OUT = Path("build/paper.jsonl")
-FAMILIES = {"method": 10, "variant": 5}
+SEEDS = {"method": 10, "variant": 5}
 """Seeds of each kind of task that has them."""
 
 
@@ -51,28 +51,25 @@ class Task:
 
 
 @lru_cache(maxsize=1)
-def _graph(model: str) -> OpGraph:
-    return trace_source(find(model))
-
-
-@lru_cache(maxsize=1)
-def _simulator(name: str) -> tuple[Simulator, float, float]:
-    """The tables of a point, its optimum (tokens/s/GPU) and the CPU seconds that exact took."""
-    point = next(p for p in itertools.chain(*SETS.values()) if p.name == name)
-    simulator = make_simulator(_graph(point.model), parse_cluster(point.cluster), point.workload)
+def _simulator(name: str) -> tuple[Simulator, str, float, float]:
+    """The tables of a point, their hash, its optimum (tokens/s/GPU) and the CPU seconds that exact took."""
+    simulator = identity.simulator_of(next(p for p in itertools.chain(*SETS.values()) if p.name == name))
     start = time.process_time()
     optimum = ExactSearch(simulator).run().tokens_per_s / simulator.cluster.num_devices
-    return simulator, optimum, time.process_time() - start
+    seconds = time.process_time() - start
+    return simulator, problem_hash(simulator)[: identity.DIGITS], optimum, seconds
 
 
 def run_task(task: Task) -> list[dict[str, Any]]:
     """Every seed of a task, a line each."""
     point = task.point
     line = {"point": point.name, "kind": task.kind, "name": task.name}
+    line |= {"code": identity.code(task.kind, task.name), "at": identity.now(), **identity.origin()}
     try:
-        simulator, optimum, exact_s = _simulator(point.name)
+        simulator, cost_model, optimum, exact_s = _simulator(point.name)
     except AutoshardError as error:
-        return [{**line, "seed": seed, "refused": str(error)} for seed in task.seeds]
+        return [{**line, "seed": s, "cost_model": identity.REFUSED, "refused": str(error)} for s in task.seeds]
+    line["cost_model"] = cost_model
     if task.kind == "collective":
         return [{**line, "seed": 0, "forms": list(studies.collectives(simulator))}]
     if task.kind == "gain":
@@ -94,7 +91,7 @@ def run_task(task: Task) -> list[dict[str, Any]]:
                 "seconds": round(seconds, 3),
                 "cpu_s": round(cpu_s, 3),
                 "history": [list(h) for h in result.history],
-                "degrees": _degrees(problem, result),
+                **_strategy(problem, result),
             }
         )
     return lines
@@ -107,11 +104,14 @@ def _run(simulator: Simulator, kind: str, name: str, seed: int) -> tuple[Shardin
     return problem, search_rl(problem, seed=seed, config=VARIANTS[name], name=name)
 
 
-def _degrees(problem: ShardingProblem, result: SearchResult) -> dict[str, int] | None:
+def _strategy(problem: ShardingProblem, result: SearchResult) -> dict[str, Any]:
+    """Degrees and choices of the best strategy, None where there is none."""
     if result.best is None:
-        return None
+        return {"degrees": None, "choices": None}
     point = int(problem.points_of(np.array([result.best], dtype=np.int64))[0])
-    return degrees_dict(problem.sim.points.degrees(point))
+    dims = tuple(int(o) for o in result.best[problem.num_degree_components :])
+    found = problem.sim.strategy(point, dims)
+    return {"degrees": degrees_dict(found.degrees), "choices": dict(found.choices)}
 
 
 def tasks(points: Sequence[Point], methods: Sequence[str], seeds: int | None, *, studied: bool) -> Iterator[Task]:
@@ -121,13 +121,13 @@ def tasks(points: Sequence[Point], methods: Sequence[str], seeds: int | None, *,
         variants = tuple(VARIANTS) if studied and point.name in ABLATED else ()
         for kind, names in {"method": tuple(methods), **alone, "variant": variants}.items():
             for name in names:
-                number = 1 if name in SEEDLESS or kind in alone else seeds or FAMILIES[kind]
+                number = 1 if name in SEEDLESS or kind in alone else seeds or SEEDS[kind]
                 yield Task(point=point, kind=kind, name=name, seeds=tuple(range(number)))
 
 
-def missing(wanted: Iterable[Task], lines: Sequence[dict[str, Any]]) -> Iterator[Task]:
-    """Tasks with the seeds that have no line yet."""
-    done = {(line["point"], line["kind"], line["name"], line["seed"]) for line in lines}
+def missing(wanted: Iterable[Task], lines: Sequence[dict[str, Any]], costs: Mapping[str, str]) -> Iterator[Task]:
+    """Tasks with the seeds that have no line yet, or one of other prices or code (``costs``: hashes by point)."""
+    done = {identity.key(line) for line in identity.sort_out(lines, costs).kept}
     for task in wanted:
         left = tuple(s for s in task.seeds if (task.point.name, task.kind, task.name, s) not in done)
         if left:
@@ -135,8 +135,30 @@ def missing(wanted: Iterable[Task], lines: Sequence[dict[str, Any]]) -> Iterator
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines of a results file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """All whole lines of a results file; none if there is no file."""
+    return [json.loads(line) for line in _whole(path).splitlines()] if path.exists() else []
+
+
+def _whole(path: Path) -> bytes:
+    """A file but for a last line that was cut off while it was written."""
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
+
+
+def run(wanted: Iterable[Task], out: Path, jobs: int) -> None:
+    """Run what the file does not have, and add it."""
+    wanted, lines = list(wanted), read(out)
+    ran = {line["point"] for line in lines}
+    costs = identity.cost_models({t.point.name: t.point for t in wanted if t.point.name in ran}.values(), jobs)
+    todo = list(missing(wanted, lines, costs))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        os.truncate(out, len(_whole(out)))
+    with out.open("a") as file:
+        for number, (task, found) in enumerate(_results(todo, jobs), 1):
+            file.writelines(json.dumps(line) + "\n" for line in found)
+            file.flush()
+            print(f"{number}/{len(todo)} {task.point.name}: {task.name}", flush=True)
 
 
 def main() -> None:
@@ -151,13 +173,7 @@ def main() -> None:
     arguments = parser.parse_args()
     points = [p for p in SETS[arguments.set] if arguments.match in p.name]
     wanted = tasks(points, arguments.methods.split(","), arguments.seeds, studied=arguments.set != "catalogue")
-    todo = list(missing(wanted, read(arguments.out)))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("a") as out:
-        for number, (task, lines) in enumerate(_results(todo, arguments.jobs), 1):
-            out.writelines(json.dumps(line) + "\n" for line in lines)
-            out.flush()
-            print(f"{number}/{len(todo)} {task.point.name}: {task.name}", flush=True)
+    run(wanted, arguments.out, arguments.jobs)
 
 
 def _results(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, list[dict[str, Any]]]]:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.page import DOCS, Runs, grouped, percent
+from benchmarks.paper.identity import Sorted, cost_models, described, sort_out
+from benchmarks.paper.page import DOCS, depends
 from benchmarks.paper.points import BUDGET, CATALOGUE, METHODS, TUNED_ON
 from benchmarks.paper.run import read
+from benchmarks.paper.tables import Runs, grouped, percent
 
 RESULTS = Path("build/catalogue.jsonl")
 KEPT = DOCS / "search.jsonl"
@@ -36,10 +38,6 @@ larger number of calls. `anneal` and `mcmc` propose by the same moves and masks 
 Settings were chosen on toy problems and on models of the first half alone. That half is
 {", ".join(TUNED_ON[:8])},
 {", ".join(TUNED_ON[8:])}.
-"""
-
-RUN_WITH = """Kept lines do not say which version they ran with: after a change of the cost model or of a search, remove
-`docs/results/search.jsonl` and `build/catalogue.jsonl` and run `make search`.
 """
 
 
@@ -113,7 +111,7 @@ def _cell(runs: Sequence[dict[str, Any]]) -> str:
     return f"{percent([r['regret'] for r in runs])} n={len(runs)}" if runs else ""
 
 
-def page(runs: Runs, refused: Sequence[str]) -> str:
+def page(runs: Runs, refused: Sequence[str], found: Sorted) -> str:
     """The whole page."""
     methods = [m for m in METHODS if any(name == m for _, _, name in runs)]
     ran = {n for n, _, _ in runs}
@@ -123,7 +121,8 @@ def page(runs: Runs, refused: Sequence[str]) -> str:
         HEAD,
         f"Run so far: {total} runs at {len(ran)} of {len(CATALOGUE)} points; seeds count from 0.",
         "",
-        RUN_WITH,
+        *described(found.kept),
+        *depends(found),
         "",
     ]
     parts += ["## Targets of `rl`: median within 0.1 %, worst within 1 %, never behind `megatron`", "", *verdicts(runs)]
@@ -141,12 +140,14 @@ def page(runs: Runs, refused: Sequence[str]) -> str:
 def main() -> None:
     """Write the page and the lines it is made of."""
     lines = read(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
-    short = [{k: v for k, v in line.items() if k not in ("history", "degrees")} for line in lines]
+    names = {line["point"] for line in lines}
+    found = sort_out(lines, cost_models(p for p in CATALOGUE if p.name in names))
+    short = [{k: v for k, v in line.items() if k not in ("history", "degrees", "choices")} for line in found.kept]
     order = [p.name for p in CATALOGUE]
     short.sort(key=lambda line: (order.index(line["point"]), METHODS.index(line["name"]), line["seed"]))
     KEPT.write_text("".join(json.dumps(line) + "\n" for line in short))
     refused = list(dict.fromkeys(line["point"] for line in short if "refused" in line))
-    (DOCS / "search.md").write_text(page(grouped(short), refused))
+    (DOCS / "search.md").write_text(page(grouped(short), refused, found))
 
 
 if __name__ == "__main__":
