@@ -40,6 +40,8 @@ NPROC = 4
 """Real ranks that are started unless another number is asked for."""
 ALL_PATTERNS = 16
 """On more ranks than these only the plan's own case runs, or, for a model, Megatron's at every kind of degrees."""
+TIMEOUT_S, TIMEOUT_S_PER_SIMULATED_RANK = 300.0, 20.0
+"""Seconds for all ranks unless others are asked for: simulated ranks take turns."""
 LEAST = 4
 """What sizes divide by at least, whatever the degrees."""
 DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -58,7 +60,7 @@ def validate(
     pinned: Mapping[str, Choice] | None = None,
     allow_uneven: bool = False,
     dtype: str = "both",
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
     model: Any = None,
     device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -73,6 +75,8 @@ def validate(
 
     In a torchrun job (any number of nodes) 3 runs on that job's ranks instead, over nccl with ``device="cuda"``; every
     rank calls this alike, and 1 and 4 are done by the first.
+
+    ``timeout_s`` is for each of 2 and 3, by default 300, or 20 a simulated rank if that is more.
 
     In 2 and 3 the model is built reduced with random weights, degrees are scaled to the ranks, which the case's notes
     say, and named patterns run after the plan's own. ``model`` says how to build a plan's model where the plan cannot:
@@ -89,6 +93,8 @@ def validate(
             raise InvalidInputError(f"{name}={value} must be at least 1")
         if value is not None and value > MOST_RANKS:
             raise InvalidInputError(f"{name}={value}: at most {MOST_RANKS} ranks are started on one machine")
+    if timeout_s is None:
+        timeout_s = max(TIMEOUT_S, TIMEOUT_S_PER_SIMULATED_RANK * (simulate_ranks or 0))
     if not 0 < timeout_s < float("inf"):
         raise InvalidInputError(f"timeout_s={timeout_s:g} must be a positive number of seconds")
     if dtype not in DTYPES:

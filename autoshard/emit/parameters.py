@@ -70,8 +70,10 @@ def shard_parameters(
             dims, shape = placement.mesh_dims, placement.padded_shape(stage)
             if dims not in meshes:
                 meshes[dims] = submesh(mesh, stage, dims)
-            # A copy, so that the whole tensor is freed once its last owner lets go of it.
-            local = _to_device(part.clone(memory_format=torch.contiguous_format), mesh)
+            if part.numel() != whole.numel() or not part.is_contiguous():
+                # A copy, so that the whole tensor is freed once its last owner lets go of it.
+                part = part.clone(memory_format=torch.contiguous_format)
+            local = _to_device(part, mesh)
             tensor = DTensor.from_local(
                 local,
                 meshes[dims],

@@ -19,6 +19,8 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk")
 """Names under which configs give the experts per token."""
 _HEAD_DIM = 16
+_MANY = 16
+"""Ranks above which widths are fewer times their number: experts, hidden dim and widths all grow with it."""
 _INNER = {
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
@@ -65,6 +67,7 @@ def reduced_fields(
     ``config``, the reduced kv heads stay below ``tp`` and divide it.
     """
     unit = math.lcm(*degrees)
+    ffn, routed, shared, vocab = (24, 16, 8, 32) if unit <= _MANY else (3, 2, 1, 4)
     heads, kv_heads = _heads(config, unit, tp, plan_tp or tp)
     width = heads * _HEAD_DIM
     has_head_dim = config.get("head_dim") is not None
@@ -75,12 +78,12 @@ def reduced_fields(
         "num_key_value_heads": kv_heads,
         "head_dim": _HEAD_DIM,
         "hidden_size": width if square else width + 8 * unit,
-        "intermediate_size": 24 * unit,
-        "moe_intermediate_size": 16 * unit,
-        "intermediate_size_mlp": 24 * unit,
-        "shared_expert_intermediate_size": 8 * unit,
-        "moe_shared_expert_intermediate_size": 8 * unit,
-        "vocab_size": 32 * unit,
+        "intermediate_size": ffn * unit,
+        "moe_intermediate_size": routed * unit,
+        "intermediate_size_mlp": ffn * unit,
+        "shared_expert_intermediate_size": shared * unit,
+        "moe_shared_expert_intermediate_size": shared * unit,
+        "vocab_size": vocab * unit,
         "max_position_embeddings": 256,
     }
     fields = {k: v for k, v in {**fields, **_INNER}.items() if config.get(k)}

@@ -20,7 +20,9 @@ def validate(
     pin: o.Pin = None,
     allow_uneven: o.AllowUneven = False,
     dtype: Annotated[str, typer.Option(help="float32, float64 or both.")] = "both",
-    timeout_s: Annotated[float, typer.Option(help="Seconds after which the ranks are stopped.")] = 300.0,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds after which ranks are stopped (300, or 20 a simulated rank).")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="How to build a plan's model, where its file cannot say.")] = None,
     device: Annotated[str | None, typer.Option(help="Also time one rank's ops on it: cpu or cuda.")] = None,
     json: o.Json = False,
