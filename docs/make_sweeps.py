@@ -24,8 +24,7 @@ bytes, count) or in bytes of parameters, and the worst error of logits.
 
 - combinations: q, k, v, o x the FFN's in and out, each sharded by output, by input or replicated (3^4 x 3^2; latent
   attention 3 x 3 x 2 x 3 x 3^2; one fused projection 3^2 x 3^2), on 2 simulated ranks, one layer of every kind; the
-  choices of other ops are drawn. `x`: not run again since all of a family run; of these the FFN's combinations were
-  dealt over all of the attention.
+  choices of other ops are drawn.
 - simulated: {RANDOM} different strategies of the space, drawn by hypothesis with seed {SEED}, on 4 simulated ranks, at
   all degrees, two stages included.
 - real: {REAL} more on 4 gloo processes (seed {SEED + 1}).
