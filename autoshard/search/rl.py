@@ -169,7 +169,7 @@ class _Agent:
         config = self.config
         num_islands = config.chunks - 1
         total = self.recorder.calls_left
-        total -= round(config.sweep_share * total)
+        total -= max(min(round(config.sweep_share * total), total - 1), 0)  # climbs start from something
         last_share = config.merged_share if config.islands else 1 / config.chunks
         archive = self.archive
         for chunk in range(config.chunks):

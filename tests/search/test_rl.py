@@ -4,7 +4,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InvalidInputError
@@ -82,6 +82,7 @@ def test_a_seed_repeats_and_global_state_is_left_alone() -> None:
 
 @settings(max_examples=15)
 @given(budget=st.integers(0, 170), chunks=st.integers(1, 6), islands=st.booleans(), batch=st.integers(1, 60))
+@example(budget=1, chunks=1, islands=False, batch=1)
 def test_never_exceeds_the_budget(budget: int, chunks: int, islands: bool, batch: int) -> None:
     problem = ToyProblem(num_gpus=6, num_ops=3, budget=budget)
     config = dataclasses.replace(QUICK, chunks=chunks, islands=islands, batch=batch)
