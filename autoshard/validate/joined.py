@@ -64,12 +64,15 @@ def join(job: Job) -> list[list[dict[str, Any]]]:
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     patience = timedelta(seconds=min(60, job.timeout_s))
-    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=patience)
+    own = not dist.is_initialized()  # a script may have made the group before it calls this
+    if own:
+        dist.init_process_group("nccl" if on_gpus else "gloo", timeout=patience)
     try:
         mine = work(job, job.device)
         found: list[list[dict[str, Any]]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, mine, group=dist.new_group(backend="gloo", timeout=patience))
         return found
     finally:
-        dist.destroy_process_group()
+        if own:
+            dist.destroy_process_group()
         faulthandler.cancel_dump_traceback_later()
