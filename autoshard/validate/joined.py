@@ -63,7 +63,7 @@ def join(job: Job) -> list[list[dict[str, Any]]]:
     on_gpus = job.device == "cuda"
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    patience = timedelta(seconds=min(60, job.timeout_s))
+    patience = timedelta(seconds=job.timeout_s)  # the first rank has more to do before
     own = not dist.is_initialized()  # a script may have made the group before it calls this
     if own:
         dist.init_process_group("nccl" if on_gpus else "gloo", timeout=patience)
