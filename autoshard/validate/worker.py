@@ -69,8 +69,11 @@ class Unsharded:
                 self.routing.append(chosen)
 
     def copy(self) -> nn.Module:
-        """Another model of the same parameters and configs: applying a plan replaces them, and changes no value."""
-        kept = {id(p): p for p in self.model.parameters()}
+        """Another model of the same parameters and configs: applying a plan replaces them, and changes no value.
+
+        Where ranks load a checkpoint the parameters are copied too, since `forget` overwrites them first.
+        """
+        kept = {id(p): p for p in self.model.parameters()} if self.job.checkpoint is None else {}
         configs = [vars(m).get(name) for m in self.model.modules() for name in ("config", "generation_config")]
         return copy.deepcopy(self.model, {**kept, **{id(c): c for c in configs if c is not None}})
 

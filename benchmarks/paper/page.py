@@ -43,8 +43,10 @@ the re-gather would: just the second gather where dp = ep = 1, elsewhere the sum
 the most the trap can fake. Bold: the trap makes the all_gather form the faster one.
 """
 GAIN = """Megatron's choices at their best degrees, then free choices at those degrees, then free degrees as well: the
-optimum is the product of the two gains. Times are of a step of the optimum, Megatron's in brackets (steps of other
-batches where degrees differ). Which choices differ is in the table of strategies above.
+optimum is the product of the two gains. Batches and times of a step are the optimum's, Megatron's in brackets. The
+batch is one of the degrees and comes from a grid of up to a quarter a step: where a limit of TPOT binds, choices that
+make a step a little faster may let the next batch in, and the gain is then mostly that of the grid. Which choices
+differ is in the table of strategies above.
 """
 CHOICES = """What the best `rl` strategy does with each matrix: 0 splits what it puts out, 1 what it contracts, - keeps
 it whole on every rank; in brackets Megatron's choice where it is another (at Megatron's own best degrees). On an axis
@@ -63,6 +65,7 @@ def summary(runs: Runs, points: Sequence[str]) -> Iterator[str]:
         regrets = [r["regret"] for p in points for r in runs.get((p, "method", method), [])]
         if regrets:
             yield f"- `{method}`: regret of {percent(regrets)} %, median over {len(regrets)} runs (worst)."
+    yield from _below(runs, points)
     gains = {p: line["optimum"] / line["megatron"] for p in points for line in _gains(runs, p)}
     if gains:
         most = max(gains, key=lambda p: gains[p])
@@ -80,6 +83,21 @@ def summary(runs: Runs, points: Sequence[str]) -> Iterator[str]:
         yield (
             f"- With degrees held, the all_gather form behind the experts is faster in {better} of {len(forms)} cases;"
             f" forgetting the re-gather would turn {faked} more to it."
+        )
+
+
+def _below(runs: Runs, points: Sequence[str]) -> Iterator[str]:
+    """Where the median of `rl` is below Megatron's choices at their best degrees."""
+    ratios = {}
+    for p in points:
+        own, theirs = rates_of(runs, p, "rl"), rates_of(runs, p, "megatron")
+        if len(own) and len(theirs):
+            ratios[p] = float(statistics.median(own) / theirs[0])
+    below = [f"{p} ({ratio:.4f})" for p, ratio in ratios.items() if ratio < 1 - 1e-9]
+    if ratios:
+        yield (
+            f"- The median of `rl` is below `megatron`, which tries every degree point, at {len(below)} of"
+            f" {len(ratios)} points{': ' * bool(below)}{'; '.join(below)}."
         )
 
 

@@ -238,19 +238,18 @@ def collective_table(runs: Runs, points: Sequence[str]) -> Iterator[str]:
 
 def gain_table(runs: Runs, points: Sequence[str]) -> Iterator[str]:
     """What the optimum gains over Megatron's choices, and through what."""
-    yield from head(
-        ["point"],
-        ["optimum / megatron", "by choices at its degrees", "by other degrees", "compute, ms", "collectives, ms"],
-    )
+    parts = ["optimum / megatron", "by choices at its degrees", "by other degrees", "batch"]
+    yield from head(["point"], [*parts, "compute, ms", "collectives, ms"])
     for point in points:
         line = next(iter(runs.get((point, "gain", "optimum"), [])), None)
         if line is None or "optimum" not in line:
             continue
         own, other = line["seconds"]
         times = (f"{1e3 * own[kind]:,.2f} ({1e3 * other[kind]:,.2f})" for kind in ("compute", "collective"))
+        batch, theirs = line["degrees"]["batch"], line["megatron_degrees"]["batch"]
         yield (
             f"| {point} | {line['optimum'] / line['megatron']:.4f} | {line['free_choices'] / line['megatron']:.4f} |"
-            f" {line['optimum'] / line['free_choices']:.4f} | " + " | ".join(times) + " |"
+            f" {line['optimum'] / line['free_choices']:.4f} | {batch:,} ({theirs:,}) | " + " | ".join(times) + " |"
         )
 
 
